@@ -1,0 +1,64 @@
+"""Finds the first cause among the failures of one run.
+
+Runs on: driver. When one worker fails, TensorFlow aborts the others, and whose error arrives first is chance.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass, replace
+from typing import Final
+
+from dbx_tf.errors import Failure
+
+_ECHO_GRACE_SECONDS: Final = 5.0
+"""How long an error that looks like another worker's failure waits for that failure to be told."""
+_EXIT_GRACE_SECONDS: Final = 1.0
+"""How long a failure waits for the exit of its process, which brings the last lines of output."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    failure: Failure
+    is_echo: bool
+    when: float
+    has_exited: bool
+
+
+class FailureLog:
+    """The first failure of each worker."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int | None, _Entry] = {}
+
+    def add(self, failure: Failure, *, is_echo: bool = False, has_exited: bool = False) -> None:
+        """Record a failure; a worker's later ones are consequences of its first."""
+        entry = _Entry(failure, is_echo, time.monotonic(), has_exited)
+        self._entries.setdefault(failure.worker_index, entry)
+
+    def add_exit(self, worker_index: int, host: str, exit_code: int, log_tail: list[str]) -> None:
+        """Record that a training process ended, though it had not finished."""
+        cause, text = describe_exit(exit_code)
+        self.add(Failure(worker_index, host, cause, text))
+        entry = self._entries[worker_index]
+        entry.failure, entry.has_exited = replace(entry.failure, log_tail=tuple(log_tail)), True
+
+    def first_cause(self, *, final: bool = False) -> Failure | None:
+        """The failure that the others followed from, once it is known (with `final`: as far as it is known)."""
+        if not self._entries:
+            return None
+        first = min(self._entries.values(), key=lambda entry: (entry.is_echo, entry.when))
+        age = time.monotonic() - first.when
+        is_known = age > _ECHO_GRACE_SECONDS or (not first.is_echo and (first.has_exited or age > _EXIT_GRACE_SECONDS))
+        return first.failure if is_known or final else None
+
+
+def describe_exit(exit_code: int) -> tuple[str, str]:
+    """Class and text of a failure of which only the exit code is known (negative: killed by that signal)."""
+    if exit_code >= 0:
+        return "ProcessExited", f"the training process ended with exit code {exit_code} before train_fn had returned"
+    text = f"the training process was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    if exit_code == -signal.SIGKILL:
+        text += "; when nobody sent it, the system did because memory ran out"
+    return "ProcessKilled", text

@@ -1,0 +1,225 @@
+"""What a run would do, and all that stands in its way, found out before anything starts.
+
+Runs on: driver.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dbx_tf.cluster import SlotLayout
+from dbx_tf.driver import spark_layout
+from dbx_tf.driver.launch import InProcessLauncher, Launcher, LocalLauncher, SparkLauncher
+from dbx_tf.driver.payload import pack
+from dbx_tf.driver.tracking import Tracking
+from dbx_tf.errors import ArgumentProblem, ConfigError, Problem, raise_problems
+from dbx_tf.worker.environment import package_versions
+
+_MIN_KERAS: Final = (3, 10)
+_PASSED_ON: Final = ("TF_", "KERAS_", "NCCL_")
+_KEPT_BACK: Final = ("TF_CONFIG", "TF_GRPC_REUSE_PORT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the caller asks for: the settings of a Runner that a plan depends on."""
+
+    num_slots: int
+    local_mode: bool
+    use_gpu: bool | None
+    gpu_resource_name: str
+    in_process: bool
+    tracking: Tracking
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What would run where, and what is wrong with it."""
+
+    launcher: str
+    """How the workers would be started: `MirroredStrategyRunner`, `local` or `in process`."""
+    num_slots: int
+    num_workers: int
+    gpus_per_worker: int
+    """GPUs of each worker (count); 0 for CPU training."""
+    slots_available: int | None
+    """Tasks this cluster can run at once (count); None where nothing limits them."""
+    tracking_uri: str | None
+    versions: Mapping[str, str]
+    """Versions on the driver."""
+    problems: tuple[Problem, ...]
+    """Errors before warnings."""
+    _payload: bytes = field(default=b"", repr=False)
+    _start: Callable[[], Launcher] | None = field(default=None, repr=False)
+    _env: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def check(self) -> None:
+        """Refuse to run if there are errors.
+
+        Raises:
+            ConfigError: If an argument is wrong.
+            ClusterError: If the cluster or session can't run it.
+        """
+        raise_problems(self.problems)
+
+    def make_launcher(self) -> Launcher:
+        """The launcher for a run of this plan, which must have passed `check`."""
+        assert self._start is not None
+        return self._start()
+
+    def __str__(self) -> str:
+        device = (
+            f"{self.gpus_per_worker} GPU{'s' if self.gpus_per_worker > 1 else ''} each"
+            if self.gpus_per_worker
+            else "CPU"
+        )
+        free = "" if self.slots_available is None else f" ({self.slots_available} available)"
+        rows = [
+            ("launcher", self.launcher),
+            ("slots", f"{self.num_slots}{free}"),
+            ("workers", f"{self.num_workers}, {device}"),
+            ("tracking", self.tracking_uri or "off"),
+            ("versions", ", ".join(f"{name} {version}" for name, version in self.versions.items())),
+        ]
+        lines = [f"{name:<10}{value}" for name, value in rows]
+        lines += [f"{problem.level.upper()}: {problem}" for problem in self.problems]
+        return "\n".join(lines if self.problems else [*lines, "no problems found"])
+
+
+def make_plan(request: Request, train_fn: Callable[..., Any] | None, kwargs: Mapping[str, Any]) -> RunPlan:
+    """Check everything and collect the problems; nothing is started but, where there is none yet, a Spark session."""
+    problems = list(_check_settings(request))
+    env = passed_on(request.env)
+    payload = b""
+    if train_fn is not None:
+        payload, found = pack(train_fn, kwargs)
+        problems += found
+    problems += request.tracking.problems()
+    layout, available, start = (
+        SlotLayout(max(request.num_slots, 1) if isinstance(request.num_slots, int) else 1, 0),
+        None,
+        None,
+    )
+    # With an argument that is wrong anyway, no Spark session is started to find out more.
+    if not any(isinstance(problem, ArgumentProblem) for problem in problems):
+        try:
+            layout, available, start = _lay_out(request, problems)
+        except ConfigError as error:
+            problems += [ArgumentProblem("error", *_thirds(str(error)))]
+    versions = package_versions()
+    problems += _check_versions(versions, layout.num_tasks, env)
+    return RunPlan(
+        launcher=InProcessLauncher.name
+        if request.in_process
+        else LocalLauncher.name
+        if request.local_mode
+        else SparkLauncher.name,
+        num_slots=request.num_slots,
+        num_workers=layout.num_tasks,
+        gpus_per_worker=layout.gpus_per_task,
+        slots_available=available,
+        tracking_uri=request.tracking.resolved_uri() if request.tracking.enabled else None,
+        versions=versions,
+        problems=tuple(sorted(problems, key=lambda problem: problem.level != "error")),
+        _payload=payload,
+        _start=start,
+        _env=env,
+    )
+
+
+def _thirds(text: str) -> tuple[str, str, str]:
+    what, possible, fix = text.split("; ", 2)
+    return what, possible, fix
+
+
+def passed_on(env: Mapping[str, str]) -> dict[str, str]:
+    """The driver's settings for TensorFlow, Keras and NCCL, and what the caller adds."""
+    own = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON) and name not in _KEPT_BACK}
+    return {**own, **env}
+
+
+def is_legacy_keras(env: Mapping[str, str]) -> bool:
+    """True if training processes with this environment use tf_keras as tf.keras."""
+    return env.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
+
+
+def _check_settings(request: Request) -> Iterator[Problem]:
+    slots = request.num_slots
+    if not isinstance(slots, int) or isinstance(slots, bool) or slots <= 0:
+        yield ArgumentProblem(
+            "error",
+            f"num_slots={slots!r}",
+            "a whole number from 1: the GPUs, or without GPUs the Spark tasks, that train together",
+            "give the number of servers to begin with",
+        )
+    elif request.in_process and slots != 1:
+        yield ArgumentProblem(
+            "error", f"in_process=True with num_slots={slots}", "one process can only be one worker", "use num_slots=1"
+        )
+    wrong = [name for name, value in request.env.items() if not isinstance(value, str)]
+    if wrong:
+        yield ArgumentProblem(
+            "error",
+            f"env has values that are no text ({', '.join(wrong)})",
+            "environment variables are text",
+            "use str()",
+        )
+
+
+def _check_versions(versions: Mapping[str, str], num_workers: int, env: Mapping[str, str]) -> Iterator[Problem]:
+    if "tensorflow" not in versions and "tensorflow-cpu" not in versions:
+        yield Problem(
+            "error", "TensorFlow is not installed", "2.19 or newer", "%pip install tensorflow keras, or dbx-tf[tf]"
+        )
+    elif is_legacy_keras(env):
+        if "tf-keras" not in versions:
+            what = "TF_USE_LEGACY_KERAS is set, but tf_keras is not installed"
+            tf_series = ".".join(versions.get("tensorflow", versions.get("tensorflow-cpu", "")).split(".")[:2])
+            yield Problem(
+                "error", what, "tf_keras of TensorFlow's own version", f"%pip install 'tf-keras=={tf_series}.*'"
+            )
+        return
+    keras = versions.get("keras")
+    if num_workers > 1 and keras and tuple(int(part) for part in keras.split(".")[:2]) < _MIN_KERAS:
+        yield Problem(
+            "error",
+            f"Keras {keras} trains wrong on more than one worker (metrics before 3.10, gradients before 3.8)",
+            "Keras 3.10 or newer, or tf_keras with TF_USE_LEGACY_KERAS=1",
+            "%pip install 'keras>=3.10', then restart Python",
+        )
+
+
+def _lay_out(request: Request, problems: list[Problem]) -> tuple[SlotLayout, int | None, Callable[[], Launcher] | None]:
+    if request.in_process:
+        return SlotLayout(1, 0), None, InProcessLauncher
+    if request.local_mode:
+        gpus = local_gpus() if request.use_gpu is not False else ()
+        if request.use_gpu and len(gpus) < request.num_slots:
+            what = f"num_slots={request.num_slots} with use_gpu=True, but the driver's machine has {len(gpus)} GPUs"
+            fix = "lower num_slots, or train on the cluster with local_mode=False, or on CPUs with use_gpu=False"
+            problems.append(Problem("error", what, "local mode uses one GPU for each slot", fix))
+        use_gpu = len(gpus) >= request.num_slots
+        mine = gpus[: request.num_slots] if use_gpu else ()
+        layout = SlotLayout(request.num_slots, 1 if use_gpu else 0)
+        return layout, None, lambda: LocalLauncher(request.num_slots, mine)
+    spark = spark_layout.lay_out(request.num_slots, request.use_gpu, request.gpu_resource_name, problems)
+    launcher = spark.launcher
+    return spark.slots, spark.available, (lambda: launcher) if launcher else None
+
+
+def local_gpus() -> tuple[str, ...]:
+    """The GPUs of this machine that may be used, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(gpu for gpu in visible.split(",") if gpu and gpu != "-1")
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return tuple(listed.stdout.split()) if listed.returncode == 0 else ()

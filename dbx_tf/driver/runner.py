@@ -1,0 +1,251 @@
+"""Runner: hand it a train_fn, and every server trains.
+
+Runs on: driver. Composition only: the plan, the tracker, the supervisor and the launcher do the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, ParamSpec, TypeVar
+
+from dbx_tf.cluster import Topology
+from dbx_tf.driver.journal import Journal
+from dbx_tf.driver.plan import Request, RunPlan, make_plan
+from dbx_tf.driver.result import RunResult
+from dbx_tf.driver.supervisor import Outcome, Supervisor
+from dbx_tf.driver.tracker import NullTracker, Tracker
+from dbx_tf.driver.tracking import Tracking
+from dbx_tf.errors import ClusterError, Failure, TrackingError, WorkerFailedError
+from dbx_tf.worker.task import Program
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SETUP_CAUSES: Final = ("ClusterError", "StartTimeout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """Trains on several workers at once what was written for one; a superset of MirroredStrategyRunner."""
+
+    num_slots: int
+    """GPUs, or without GPUs Spark tasks, that train together (count, from 1)."""
+    local_mode: bool = False
+    """Train with `num_slots` processes on the driver's machine instead of on the cluster; needs no Spark."""
+    use_gpu: bool | None = None
+    """True: GPUs, or an error; False: CPUs; None: GPUs if this cluster schedules them."""
+    gpu_resource_name: str = "gpu"
+    """Spark's name of the GPU resource, as in `spark.task.resource.gpu.amount`."""
+    use_custom_strategy: bool = False
+    """Accepted for MirroredStrategyRunner's sake: train_fn may build a strategy or not, both train on all workers."""
+    tracking: Tracking = field(default_factory=Tracking)
+    """Where the run is logged."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of the training processes (the driver's TF_*, KERAS_* and NCCL_* are passed on)."""
+    in_process: bool = False
+    """With one slot: train in the calling process, so that a debugger stops in train_fn."""
+
+    def plan(self, train_fn: Callable[..., Any] | None = None, /, **kwargs: Any) -> RunPlan:
+        """Find out what would run where, and what stands in the way; starts nothing.
+
+        Args:
+            train_fn: Check this function too: its arguments, and whether it can be shipped.
+            kwargs: Its arguments.
+        """
+        return make_plan(self._request(), train_fn, kwargs)
+
+    def get_num_tasks(self) -> int:
+        """Spark tasks, which are workers, that a run uses (count)."""
+        return self.plan().num_workers
+
+    def run(self, train_fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> RunResult[R]:
+        """Run train_fn on every worker as one training, and log it to MLflow.
+
+        Args:
+            train_fn: Keras or TensorFlow code for one machine. It may build MultiWorkerMirroredStrategy or
+                MirroredStrategy, or no strategy at all. `batch_size` means the global batch.
+            args: Not taken: as with MirroredStrategyRunner, arguments are passed by name.
+            kwargs: Its arguments.
+
+        Returns:
+            What the chief's train_fn returned, the metrics, the model and where all of it ran.
+
+        Raises:
+            ConfigError: If an argument is wrong; before anything starts.
+            ClusterError: If this cluster or session can't run it; before training starts.
+            TrackingError: If MLflow does not take the run, or refuses the finished model.
+            WorkerFailedError: If training failed; carries the first cause, where it happened and its log.
+        """
+        if args:
+            raise TypeError(f"run() takes the arguments of train_fn by name, but was given {len(args)} by position")
+        plan = make_plan(self._request(), train_fn, kwargs)
+        plan.check()
+        with _Run(self, plan) as run:
+            return run.complete(kwargs)
+
+    def _request(self) -> Request:
+        return Request(
+            num_slots=self.num_slots,
+            local_mode=self.local_mode or self.in_process,
+            use_gpu=self.use_gpu,
+            gpu_resource_name=self.gpu_resource_name,
+            in_process=self.in_process,
+            tracking=self.tracking,
+            env=self.env,
+        )
+
+
+class _Run:
+    """One run from its start to its end; leaves nothing behind, whichever way it ends."""
+
+    def __init__(self, runner: Runner, plan: RunPlan) -> None:
+        self._runner, self._plan = runner, plan
+        self._started = time.monotonic()
+        self._seed = secrets.randbelow(2**31)
+        self._status = "FAILED"
+
+    def __enter__(self) -> _Run:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_sigterm_as_exit())
+            folder = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="dbx_tf-", ignore_cleanup_errors=True))
+            )
+            tracking = self._runner.tracking
+            self._tracker = Tracker(tracking) if tracking.enabled else NullTracker()
+            stack.callback(lambda: self._tracker.finish(self._status))
+            self._launcher = self._plan.make_launcher()
+            self._journal = Journal(folder, self._tracker, _show)
+            self._supervisor = Supervisor(self._launcher, self._plan.num_workers, self._journal, self._tracker)
+            stack.callback(self._supervisor.close)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None:
+            self._status = "FINISHED"
+        elif not issubclass(kind, Exception):  # KeyboardInterrupt, SystemExit
+            self._status = "KILLED"
+        with self._stack, contextlib.suppress(Exception):  # nothing here may hide the cause of a failure
+            if error is not None:
+                reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                self._supervisor.stop(reason)
+                self._launcher.finish()
+                self._tracker.set_tags({"dbx_tf.error": reason[:5000]})
+            self._tracker.log_folder(self._journal.log_folder, "logs")
+
+    def complete(self, kwargs: Mapping[str, Any]) -> RunResult[Any]:
+        """Start the workers, wait for them, and log what is known at the end."""
+        self._log_start(kwargs)
+        self._launcher.start(self._program())
+        outcome = self._supervisor.wait(self._on_ready)
+        if outcome.failure is not None:
+            raise _to_error(outcome.failure, self._tracker.run_id) from None
+        self._launcher.finish()
+        topology = self._supervisor.topology
+        assert topology is not None  # without a failure, all workers were ready
+        self._log_end(outcome)
+        return RunResult(
+            run_id=self._tracker.run_id,
+            model_uri=self._tracker.model_uri,
+            history=self._journal.history,
+            topology=topology,
+            seconds=time.monotonic() - self._started,
+            notices=tuple(self._journal.notices),
+            _value=outcome.value,
+            _value_error=outcome.value_error,
+        )
+
+    def _program(self) -> Program:
+        return Program(
+            payload=self._plan._payload,
+            address=self._supervisor.address,
+            num_workers=self._plan.num_workers,
+            gpus_per_worker=self._plan.gpus_per_worker,
+            gpu_resource_name=self._runner.gpu_resource_name,
+            env=dict(self._plan._env),
+            python_path=tuple(str(Path(entry).resolve()) for entry in sys.path),
+            seed=self._seed,
+            export_model=self._runner.tracking.enabled and self._runner.tracking.log_model,
+            echo=self._launcher.has_servers,
+        )
+
+    def _log_start(self, kwargs: Mapping[str, Any]) -> None:
+        for problem in self._plan.problems:  # warnings: errors have refused the run
+            self._journal.add_notice(str(problem))
+        names = ("num_slots", "num_workers", "gpus_per_worker", "launcher")
+        own = {f"dbx_tf.{name}": getattr(self._plan, name) for name in names}
+        self._tracker.log_params({**kwargs, **own, "dbx_tf.seed": self._seed})
+        self._tracker.set_tags({f"dbx_tf.version.{name}": version for name, version in self._plan.versions.items()})
+
+    def _on_ready(self, topology: Topology) -> None:
+        _show(str(topology))
+        if self._launcher.has_servers and (advice := topology.advice()) is not None:
+            self._journal.add_notice(advice)
+        places = {f"dbx_tf.worker_{w.worker_index}": f"{w.host} {w.address} pid {w.pid}" for w in topology.workers}
+        with contextlib.suppress(Exception):  # a tracking server that is away must not end the training
+            self._tracker.set_tags({"dbx_tf.topology": str(topology), **places})
+            self._tracker.log_text(topology.to_json(), "topology.json")
+
+    def _log_end(self, outcome: Outcome) -> None:
+        journal, tracker = self._journal, self._tracker
+        if outcome.value_error:
+            journal.add_notice(f"train_fn returned {outcome.value_error}; the run itself is complete")
+        journal.add_returned(outcome.value)
+        tracker.log_text(json.dumps(journal.history), "history.json")
+        if outcome.model_summary:
+            tracker.log_text(outcome.model_summary, "model_summary.txt")
+        if journal.model_folder.exists():
+            self._log_model()
+        if (lost := tracker.lost()) is not None:
+            journal.add_notice(lost)
+
+    def _log_model(self) -> None:
+        folder = self._journal.model_folder
+        try:
+            self._tracker.log_model(folder)
+        except TrackingError as error:
+            kept = tempfile.mkdtemp(prefix="dbx_tf-model-")
+            shutil.copytree(folder, kept, dirs_exist_ok=True)
+            text = f"{error}; the trained model is kept on the driver in {kept}"
+            if self._runner.tracking.registered_model_name:
+                raise TrackingError(text, run_id=self._tracker.run_id) from error
+            self._journal.add_notice(text)
+
+
+def _to_error(failure: Failure, run_id: str | None) -> Exception:
+    if failure.cause_type in _SETUP_CAUSES:
+        where = "" if failure.worker_index is None else f" [worker {failure.worker_index} on host {failure.host}]"
+        return ClusterError(failure.cause_message + where)
+    return WorkerFailedError.from_failure(failure, run_id)
+
+
+def _show(text: str) -> None:
+    print(f"dbx_tf: {text}", flush=True)
+
+
+@contextlib.contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """End the run in an orderly way when the driver is asked to stop, as a job's cancellation does."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,271 @@
+"""Leads the workers of one run: brings them together, follows them, lets them go, or says why they failed.
+
+Runs on: driver. Events come in on the channel's threads; `wait` is for the thread that called run().
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import IO, Any, Final
+
+from dbx_tf.cluster import Topology, WorkerInfo
+from dbx_tf.driver.failures import FailureLog
+from dbx_tf.driver.journal import Journal
+from dbx_tf.driver.launch import Launcher
+from dbx_tf.driver.tracker import NullTracker
+from dbx_tf.errors import Failure
+from dbx_tf.wire import events
+from dbx_tf.wire.channel import Connection, Listener
+
+_MAX_ATTEMPTS: Final = 4
+_START_SECONDS: Final = 600.0
+"""All workers have to be ready so long after the launch; importing TensorFlow takes minutes on a cold server."""
+_SETTLE_SECONDS: Final = 1.0
+"""How long a launch that ended waits for what its workers have sent."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    index: int
+    task: Connection | None = None
+    training: Connection | None = None
+    joined: events.Joined | None = None
+    ready: events.Ready | None = None
+    finished: events.Finished | None = None
+    exited: events.Exited | None = None
+
+    @property
+    def host(self) -> str:
+        return self.joined.host if self.joined else ""
+
+    @property
+    def info(self) -> WorkerInfo | None:
+        if self.joined is None or self.ready is None:
+            return None
+        return WorkerInfo(
+            worker_index=self.index,
+            host=self.joined.host,
+            address=self.joined.address,
+            executor=self.joined.executor,
+            pid=self.ready.pid,
+            devices=tuple(self.ready.devices),
+            num_replicas=len(self.ready.devices),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    failure: Failure | None
+    value: Any = None
+    value_error: str = ""
+    model_summary: str = ""
+
+
+class Supervisor:
+    """State of the workers of one run."""
+
+    def __init__(self, launcher: Launcher, num_workers: int, journal: Journal, tracker: NullTracker) -> None:
+        self._launcher, self._journal, self._tracker = launcher, journal, tracker
+        self._workers = [_Worker(index) for index in range(num_workers)]
+        self._failures = FailureLog()
+        self._attempt = 1
+        self._value = b""
+        self._is_stopped = False
+        self._changed = threading.Condition(threading.RLock())
+        self._listener = Listener(launcher.bind_host, num_workers, self._on_event, self._on_close)
+        self.address = replace(self._listener.address, host=launcher.host)
+        """Where the workers have to connect to."""
+
+    @property
+    def topology(self) -> Topology | None:
+        """Where the workers sit; None before all of them are ready."""
+        infos = [info for worker in self._workers if (info := worker.info) is not None]
+        if len(infos) < len(self._workers):
+            return None
+        ready = self._workers[0].ready
+        return Topology(workers=tuple(infos), num_replicas=ready.num_replicas if ready else 0)
+
+    def wait(self, on_ready: Callable[[Topology], None]) -> Outcome:
+        """Wait for the run to end; `on_ready` is called once, when all workers are ready."""
+        deadline = time.monotonic() + _START_SECONDS
+        is_told = False
+        ended: float | None = None
+        while True:
+            with self._changed:
+                self._changed.wait(0.2)
+                topology = self.topology
+                is_over = ended is not None and time.monotonic() > ended + _SETTLE_SECONDS
+                failure = self._failures.first_cause(final=is_over)
+                is_done = all(worker.exited is not None for worker in self._workers)
+            if failure is not None:
+                return Outcome(failure)
+            if topology is not None and not is_told:
+                is_told = True
+                on_ready(topology)
+            if is_done:
+                return self._success()
+            if is_over:
+                return Outcome(self._lost_launch())
+            if topology is None and time.monotonic() > deadline:
+                return Outcome(self._not_started())
+            if ended is None and not self._launcher.is_running():
+                ended = time.monotonic()
+
+    def stop(self, reason: str) -> None:
+        """Have every task end its training process and fail."""
+        with self._changed:
+            self._is_stopped = True
+            for worker in self._workers:
+                _command(worker.task, events.Stop(reason=reason))
+
+    def close(self) -> None:
+        """Close all connections; a task that still runs takes it as an order to stop."""
+        self._listener.close()
+
+    # What the workers say.
+
+    def _on_event(self, connection: Connection, hello: events.Hello, event: events.Event, body: IO[bytes]) -> None:
+        worker = self._workers[hello.worker_index]
+        with body:
+            if hello.role == events.Role.TRAINING and hello.attempt != self._attempt:
+                return  # from a process that was given up
+            match event:
+                case events.LogLines():
+                    self._journal.add_output(worker.index, event.lines)
+                case events.Metrics():
+                    self._journal.add_metrics(worker.index, event)
+                case events.Notice():
+                    self._journal.add_notice(event.text)
+                case events.ModelFile():
+                    self._journal.add_model_file(event.path, body)
+                case events.Call() | events.Upload():
+                    self._serve(connection, worker, event, body)
+                case _:
+                    with self._changed:
+                        self._take(connection, worker, event, body)
+                        self._changed.notify_all()
+
+    def _take(self, connection: Connection, worker: _Worker, event: events.Event, body: IO[bytes]) -> None:
+        match event:
+            case events.Joined():
+                worker.task, worker.joined = connection, event
+                self._start_if_complete(worker)
+            case events.Ready():
+                worker.training, worker.ready = connection, event
+            case events.PortTaken():
+                self._start_again(worker)
+            case events.Failed():
+                failure = Failure(worker.index, worker.host, event.cause_type, event.cause_message, event.traceback)
+                self._failures.add(failure, is_echo=event.is_echo)
+            case events.Finished():
+                worker.finished = event
+                self._value = body.read() if worker.index == 0 else self._value
+                self._release_if_complete()
+            case events.Exited():
+                worker.exited = event
+                if worker.finished is None or event.exit_code != 0:
+                    self._failures.add_exit(worker.index, worker.host, event.exit_code, event.log_tail)
+
+    def _on_close(self, connection: Connection, hello: events.Hello) -> None:
+        with self._changed:
+            worker = self._workers[hello.worker_index]
+            if connection is worker.task and worker.exited is None and not self._is_stopped:
+                text = "the Spark task was lost: its Python worker, its executor or its server is gone"
+                self._fail(worker, "TaskLost", text)
+            self._changed.notify_all()
+
+    def _serve(
+        self, connection: Connection, worker: _Worker, event: events.Call | events.Upload, body: IO[bytes]
+    ) -> None:
+        try:
+            answer = None
+            if isinstance(event, events.Call):
+                # Only our own workers get here, with the run's token; they could run any code in the cluster anyway.
+                answer = self._tracker.answer(worker.index, event, pickle.load(body))  # noqa: S301
+            else:
+                self._tracker.upload(worker.index, event, body)
+            reply, answer_body = events.Reply(), pickle.dumps(answer)
+        except Exception as error:  # noqa: BLE001  # it is raised where user code called MLflow
+            reply, answer_body = events.Reply(error=f"{type(error).__name__}: {error}"), b""
+        connection.send(reply, answer_body)
+
+    # What follows from it.
+
+    def _start_if_complete(self, worker: _Worker) -> None:
+        assert worker.joined is not None
+        if worker.joined.error:
+            self._fail(worker, "ClusterError", worker.joined.error)
+        joined = [w.joined for w in self._workers if w.joined is not None and w.joined.attempt == self._attempt]
+        if len(joined) < len(self._workers) or any(j.error for j in joined):
+            return
+        for other in joined[1:]:
+            if other.versions != joined[0].versions:
+                text = f"worker 0 on host {joined[0].host} has {joined[0].versions}, this one {other.versions}; "
+                text += "all need the same; install the packages as libraries of the cluster"
+                self._fail(self._workers[joined.index(other)], "ClusterError", text)
+                return
+        for each in self._workers:
+            _command(each.task, events.Start(addresses=tuple(j.address for j in joined)))
+
+    def _start_again(self, worker: _Worker) -> None:
+        if self._attempt == _MAX_ATTEMPTS:
+            address = worker.joined.address if worker.joined else "?"
+            text = (
+                f"TensorFlow could not bind {address} or {_MAX_ATTEMPTS - 1} ports before it: all of them were taken; "
+            )
+            text += "a worker needs a free port; look for a program that binds ports on this host"
+            self._fail(worker, "ClusterError", text)
+            return
+        self._attempt += 1
+        text = f"worker {worker.index} lost its port to another program; all workers start again with new ports"
+        self._journal.add_notice(text)
+        for each in self._workers:
+            each.ready = each.training = None
+            _command(each.task, events.Rejoin(attempt=self._attempt))
+
+    def _release_if_complete(self) -> None:
+        if all(worker.finished is not None for worker in self._workers):
+            for worker in self._workers:
+                _command(worker.training, events.Release())
+
+    def _fail(self, worker: _Worker, cause: str, text: str) -> None:
+        self._failures.add(Failure(worker.index, worker.host, cause, text), has_exited=True)
+
+    def _success(self) -> Outcome:
+        finished = self._workers[0].finished
+        assert finished is not None
+        value, value_error = None, finished.value_error
+        if not value_error:
+            try:
+                value = pickle.loads(self._value)  # noqa: S301  # as in _serve: from the chief of our own run
+            except Exception as error:  # noqa: BLE001  # unpickling imports and runs what the value needs
+                value_error = f"a value that can't be loaded on the driver ({type(error).__name__}: {error})"
+        return Outcome(None, value, value_error, finished.model_summary)
+
+    def _lost_launch(self) -> Failure:
+        error = self._launcher.error()
+        text = str(error) if error else "the tasks ended without a word"
+        return Failure(cause_type="SparkJobFailed", cause_message=text)
+
+    def _not_started(self) -> Failure:
+        absent = [str(w.index) for w in self._workers if w.joined is None]
+        waiting = [f"{w.index} on {w.joined.host}" for w in self._workers if w.joined is not None and w.ready is None]
+        text = f"not all workers were ready after {_START_SECONDS:.0f} s"
+        if absent:
+            text += f"; Spark never started the task of worker {', '.join(absent)}"
+        elif waiting:
+            text += f"; no strategy on worker {', '.join(waiting)}: can the workers reach each other's ports?"
+        return Failure(cause_type="StartTimeout", cause_message=text)
+
+
+def _command(connection: Connection | None, event: events.Event) -> None:
+    if connection is not None:
+        with contextlib.suppress(OSError):  # a lost worker is noticed by its closed connection
+            connection.send(event)

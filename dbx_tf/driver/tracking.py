@@ -1,0 +1,66 @@
+"""Where and how a run is logged to MLflow: the settings.
+
+Runs on: driver.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dbx_tf.errors import ArgumentProblem, Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracking:
+    """Where and how a run is logged to MLflow."""
+
+    tracking_uri: str | None = None
+    """Tracking server or database; None: the one that MLflow is set to, which without any setting is a sqlite file."""
+    experiment: str | None = None
+    """Experiment name, made if it does not exist; None: the one that MLflow is set to."""
+    run_name: str | None = None
+    """Name of the run; None: MLflow makes one up."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags of the run, besides dbx_tf's own."""
+    registered_model_name: str | None = None
+    """Register the model under this name (`catalog.schema.model` in Unity Catalog)."""
+    model_alias: str | None = None
+    """Alias that the registered version gets, such as `champion`."""
+    log_model: bool = True
+    """Log the final model."""
+    enabled: bool = True
+    """False: nothing goes to MLflow; metrics are in the result alone."""
+
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong with these settings, found without asking the server."""
+        if not self.enabled:
+            return ()
+        found = []
+        uri = self.resolved_uri()
+        is_file_store = uri.startswith("file:") or ("://" not in uri and not uri.startswith("databricks"))
+        if is_file_store and os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() != "true":
+            fix = f"use a database file, tracking_uri='sqlite:///{Path('mlflow.db').resolve()}', or a server"
+            what = f"tracking_uri={uri!r} is MLflow's file store"
+            found.append(ArgumentProblem("error", what, "MLflow 3 no longer writes to file stores", fix))
+        if self.model_alias and not self.registered_model_name:
+            what, possible = (
+                f"model_alias={self.model_alias!r} without registered_model_name",
+                "only a registered model has aliases",
+            )
+            found.append(ArgumentProblem("error", what, possible, "give registered_model_name as well"))
+        if self.registered_model_name and not self.log_model:
+            what, possible = "registered_model_name with log_model=False", "only a logged model can be registered"
+            found.append(ArgumentProblem("error", what, possible, "leave log_model=True"))
+        return tuple(found)
+
+    def resolved_uri(self) -> str:
+        """The tracking URI in use; a relative sqlite path is made absolute, so that it means the same everywhere."""
+        import mlflow
+
+        uri = self.tracking_uri or mlflow.get_tracking_uri()
+        relative = re.fullmatch(r"sqlite:///(?!/)(.+)", uri)
+        return f"sqlite:///{Path(relative.group(1)).resolve()}" if relative else str(uri)

@@ -1,0 +1,1 @@
+"""What passes between the driver and the workers."""

@@ -1,0 +1,51 @@
+"""The environment of a Spark Python worker: what it was, what is installed, which GPUs it may see.
+
+Runs on: workers, in the Spark task; `package_versions` also on the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Final
+
+SET_BY_THE_RUNNER: Final = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES")
+"""What MirroredStrategyRunner 1.0.0 sets in the Python worker and leaves there."""
+
+
+def package_versions() -> dict[str, str]:
+    """Versions that have to be equal on all workers; a package that is not installed is left out."""
+    versions = {"python": platform.python_version()}
+    for name in ("dbx_tf", "tensorflow", "tensorflow-cpu", "keras", "tf-keras"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def _initial_environment() -> dict[str, str]:
+    """The environment this process was started with: what os.environ says now has the runner's changes in it."""
+    try:
+        entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    return {name.decode(): value.decode() for name, _, value in (entry.partition(b"=") for entry in entries) if name}
+
+
+def restore() -> None:
+    """Take back what MirroredStrategyRunner has set: Spark uses the Python worker again for other jobs."""
+    initial = _initial_environment()
+    for name in SET_BY_THE_RUNNER:
+        os.environ.pop(name, None)
+        if name in initial:
+            os.environ[name] = initial[name]
+
+
+def visible(gpus: list[str]) -> list[str]:
+    """Spark counts GPUs within what the executor may see: translate to the machine's own numbers or ids."""
+    seen = [entry for entry in _initial_environment().get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
+    if not seen or any(not gpu.isdigit() or int(gpu) >= len(seen) for gpu in gpus):
+        return gpus
+    return [seen[int(gpu)] for gpu in gpus]

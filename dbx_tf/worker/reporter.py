@@ -1,0 +1,158 @@
+"""Reports every Keras fit to the driver: metrics per epoch, without a callback in the user's code.
+
+Runs on: workers, in the training process.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dbx_tf.wire.events import Event, Metrics
+
+
+class Reporter:
+    """Follows the fits of one training process; remembers the last model that was fitted."""
+
+    def __init__(self, send: Callable[[Event], None]) -> None:
+        self._send = send
+        self.model: Any = None
+        """The model that was fitted last (None before the first fit)."""
+        self.inputs: Any = None
+        """Its inputs in that fit, as a structure of shapes and dtypes (None if they can't be told)."""
+        self._next_step = 0
+
+    @contextmanager
+    def watch(self, keras: Any) -> Iterator[None]:
+        """Report the fits of all models of this Keras (the module `keras` or `tf_keras`) while the context is open."""
+        original = keras.Model.fit
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+            call = signature.bind(model, *args, **kwargs)
+            call.apply_defaults()
+            callbacks = call.arguments["callbacks"]
+            callback = self._callback(keras, call.arguments)
+            if hasattr(callbacks, "append") and not isinstance(callbacks, list):
+                callbacks.append(callback)  # a keras CallbackList
+            else:
+                own = callbacks if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
+                call.arguments["callbacks"] = [*own, callback]
+            self.model = model
+            self.inputs = _describe(call.arguments["x"])
+            return original(*call.args, **call.kwargs)
+
+        keras.Model.fit = fit
+        try:
+            yield
+        finally:
+            keras.Model.fit = original
+
+    def _callback(self, keras: Any, fit_arguments: dict[str, Any]) -> Any:
+        reporter, batch_size = self, _batch_size(fit_arguments)
+        num_rows = _num_rows(fit_arguments)
+
+        class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
+            """Sends the logs of each epoch; reads no variable that would need the other workers."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.offset: int | None = None
+                self.validation_seconds = 0.0
+
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                if self.offset is None:
+                    # A second fit goes on where the first ended, unless its initial_epoch already says so.
+                    self.offset = max(reporter._next_step - epoch, 0)
+                self.started, self.first_iteration = time.monotonic(), _iterations(self.model)
+                self.validation_seconds = 0.0
+
+            def on_test_begin(self, logs: Any = None) -> None:
+                self.test_started = time.monotonic()
+
+            def on_test_end(self, logs: Any = None) -> None:
+                self.validation_seconds += time.monotonic() - self.test_started
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                seconds = time.monotonic() - self.started
+                values = {"epoch_seconds": seconds}
+                num_steps = _iterations(self.model) - self.first_iteration
+                if batch_size and num_steps > 0:
+                    num_examples = min(num_steps * batch_size, num_rows or sys.maxsize)
+                    values["examples_per_second"] = num_examples / max(seconds - self.validation_seconds, 1e-9)
+                step = epoch + (self.offset or 0)
+                reporter._next_step = step + 1
+                reporter._send(Metrics(values={**to_floats(logs or {}), **values}, step=step, is_epoch=True))
+
+        return EpochReporter()
+
+
+def to_floats(logs: dict[str, Any]) -> dict[str, float]:
+    """Scalars as floats; a vector (such as F1 per class) becomes `name_0`, `name_1`, ..."""
+    import numpy as np
+
+    values: dict[str, float] = {}
+    for name, value in logs.items():
+        array = np.asarray(value, dtype=float).ravel()
+        if array.size == 1:
+            values[name] = float(array[0])
+        else:
+            values.update({f"{name}_{index}": float(item) for index, item in enumerate(array)})
+    return values
+
+
+def _iterations(model: Any) -> int:
+    optimizer = getattr(model, "optimizer", None)
+    iterations = getattr(optimizer, "iterations", None)
+    return 0 if iterations is None else int(iterations.numpy())
+
+
+def _batch_size(fit_arguments: dict[str, Any]) -> int | None:
+    """The global batch size of a fit (examples), or None if it can't be told without reading the data."""
+    x = fit_arguments["x"]
+    if not hasattr(x, "element_spec"):
+        if hasattr(x, "__getitem__") and hasattr(x, "__len__") and not hasattr(x, "shape") and not isinstance(x, list):
+            return getattr(x, "batch_size", None)  # a PyDataset, by the convention of Keras's examples
+        return int(fit_arguments["batch_size"] or 32)  # Keras's default
+    leaf = x.element_spec
+    while isinstance(leaf, dict | list | tuple) and leaf:
+        leaf = next(iter(leaf.values())) if isinstance(leaf, dict) else leaf[0]
+    shape = getattr(leaf, "shape", None)
+    if shape is not None and shape.rank and shape[0]:
+        return int(shape[0])
+    # A dataset whose last batch may be smaller has no static batch size; the batch() inside it has. The attributes
+    # are private to tf.data (TensorFlow 2.21, data/ops/batch_op.py): without them the rate is not reported.
+    while x is not None:
+        if (size := getattr(x, "_batch_size", None)) is not None:
+            return int(size)
+        x = getattr(x, "_input_dataset", None)
+    return None
+
+
+def _num_rows(fit_arguments: dict[str, Any]) -> int | None:
+    x = fit_arguments["x"]
+    while isinstance(x, dict | list | tuple) and len(x):
+        x = next(iter(x.values())) if isinstance(x, dict) else x[0]
+    if not hasattr(x, "shape") or not len(x.shape):
+        return None
+    return int(x.shape[0] * (1 - (fit_arguments["validation_split"] or 0.0)))
+
+
+def _describe(x: Any) -> Any:
+    """Shapes ([batch, ...], batch unknown) and dtypes of a fit's inputs, as a structure of (shape, dtype) pairs."""
+    if hasattr(x, "element_spec"):
+        spec = x.element_spec
+        return _describe(spec[0] if isinstance(spec, tuple) else spec)
+    if isinstance(x, dict):
+        return {name: _describe(value) for name, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [_describe(value) for value in x]
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        return (None, *tuple(x.shape)[1:]), getattr(x.dtype, "name", str(x.dtype))
+    return None
