@@ -62,7 +62,6 @@ class Topology:
             return None
         hosts = Counter(_place(worker)[0] for worker in self.workers)
         where = ", ".join(f"{count} on {host}" for host, count in hosts.items())
-        both = "both workers are" if self.num_workers == 2 else f"{self.num_workers} workers are"
         shared = "on one host" if self.num_hosts == 1 else f"on {self.num_hosts} hosts"
         executors = len({worker.executor for worker in self.workers})
         because = (
@@ -71,9 +70,9 @@ class Topology:
             else "because their executors run on the same machine"
         )
         return (
-            f"{both} {shared} ({where}), {because}; to spread them, give each task all cores of a server: set "
-            "spark.task.cpus to the cores of one executor (or spark.task.resource.gpu.amount to its GPUs) in the "
-            "cluster's Spark config, restart the cluster and use one slot per server (or per GPU)"
+            f"{self.num_workers} workers are {shared} ({where}), {because}; to spread them, give each task all cores "
+            "of a server: set spark.task.cpus to the cores of one executor (or spark.task.resource.gpu.amount to its "
+            "GPUs) in the cluster's Spark config, restart the cluster and use one slot per server (or per GPU)"
         )
 
     def to_json(self) -> str:

@@ -14,8 +14,8 @@ from dbx_tf.errors import Failure
 
 _ECHO_GRACE_SECONDS: Final = 5.0
 """How long an error that looks like another worker's failure waits for that failure to be told."""
-_EXIT_GRACE_SECONDS: Final = 1.0
-"""How long a failure waits for the exit of its process, which brings the last lines of output."""
+_DETAIL_GRACE_SECONDS: Final = 3.0
+"""How long a failure waits for what comes with it on another connection: the exit of its process, or its reason."""
 
 
 @dataclass(slots=True)
@@ -23,6 +23,7 @@ class _Entry:
     failure: Failure
     is_echo: bool
     when: float
+    has_reason: bool
     has_exited: bool
 
 
@@ -32,16 +33,29 @@ class FailureLog:
     def __init__(self) -> None:
         self._entries: dict[int | None, _Entry] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """True as long as nothing has failed."""
+        return not self._entries
+
     def add(self, failure: Failure, *, is_echo: bool = False, has_exited: bool = False) -> None:
         """Record a failure; a worker's later ones are consequences of its first."""
-        entry = _Entry(failure, is_echo, time.monotonic(), has_exited)
-        self._entries.setdefault(failure.worker_index, entry)
+        known = self._entries.get(failure.worker_index)
+        if known is None:
+            entry = _Entry(failure, is_echo, time.monotonic(), has_reason=True, has_exited=has_exited)
+            self._entries[failure.worker_index] = entry
+        elif not known.has_reason:  # the news of its exit overtook it
+            known.failure, known.is_echo = replace(failure, log_tail=known.failure.log_tail), is_echo
+            known.has_reason = True
 
     def add_exit(self, worker_index: int, host: str, exit_code: int, log_tail: list[str]) -> None:
         """Record that a training process ended, though it had not finished."""
         cause, text = describe_exit(exit_code)
         self.add(Failure(worker_index, host, cause, text))
         entry = self._entries[worker_index]
+        entry.has_reason = (
+            entry.failure.cause_type != cause or exit_code < 0
+        )  # nobody can tell of a signal but the system
         entry.failure, entry.has_exited = replace(entry.failure, log_tail=tuple(log_tail)), True
 
     def first_cause(self, *, final: bool = False) -> Failure | None:
@@ -50,8 +64,9 @@ class FailureLog:
             return None
         first = min(self._entries.values(), key=lambda entry: (entry.is_echo, entry.when))
         age = time.monotonic() - first.when
-        is_known = age > _ECHO_GRACE_SECONDS or (not first.is_echo and (first.has_exited or age > _EXIT_GRACE_SECONDS))
-        return first.failure if is_known or final else None
+        has_details = first.has_reason and first.has_exited
+        grace = _ECHO_GRACE_SECONDS if first.is_echo else 0.0 if has_details else _DETAIL_GRACE_SECONDS
+        return first.failure if final or age > grace else None
 
 
 def describe_exit(exit_code: int) -> tuple[str, str]:

@@ -164,7 +164,6 @@ class InProcessLauncher:
     name = "in process"
     host = bind_host = _LOCAL_IP
     has_servers = False
-    has_servers = False
 
     def start(self, program: Program) -> None:
         """Train; returns when training has ended."""

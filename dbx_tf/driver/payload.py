@@ -5,6 +5,7 @@ Runs on: driver.
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import io
@@ -65,6 +66,19 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is unty
             if found is not None:
                 raise _RefusedError(obj, *found)
         return super().reducer_override(obj)
+
+    def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
+        # cloudpickle 3.1 does not see the globals that the body of a class inside a function uses, such as the
+        # annotations of a callback's methods; on the worker they would be a NameError.
+        reduced = super()._dynamic_function_reduce(func)
+        used = {name: func.__globals__[name] for name in _class_body_names(func.__code__) if name in func.__globals__}
+        reduced[2][1]["__globals__"].update(used)
+        return reduced
+
+
+def _class_body_names(code: types.CodeType) -> set[str]:
+    names = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_NAME"}
+    return names.union(*(_class_body_names(const) for const in code.co_consts if isinstance(const, types.CodeType)))
 
 
 def pack(train_fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> tuple[bytes, tuple[Problem, ...]]:

@@ -113,7 +113,7 @@ def make_plan(request: Request, train_fn: Callable[..., Any] | None, kwargs: Map
         except ConfigError as error:
             problems += [ArgumentProblem("error", *_thirds(str(error)))]
     versions = package_versions()
-    problems += _check_versions(versions, layout.num_tasks, env)
+    problems += check_versions(versions, layout.num_tasks, env)
     return RunPlan(
         launcher=InProcessLauncher.name
         if request.in_process
@@ -172,7 +172,8 @@ def _check_settings(request: Request) -> Iterator[Problem]:
         )
 
 
-def _check_versions(versions: Mapping[str, str], num_workers: int, env: Mapping[str, str]) -> Iterator[Problem]:
+def check_versions(versions: Mapping[str, str], num_workers: int, env: Mapping[str, str]) -> Iterator[Problem]:
+    """What these package versions can't do with so many workers and this environment of the training processes."""
     if "tensorflow" not in versions and "tensorflow-cpu" not in versions:
         yield Problem(
             "error", "TensorFlow is not installed", "2.19 or newer", "%pip install tensorflow keras, or dbx-tf[tf]"

@@ -6,6 +6,7 @@ Runs on: driver.
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -45,8 +46,7 @@ def lay_out(num_slots: int, use_gpu: bool | None, gpu_resource_name: str, proble
     from pyspark.sql import SparkSession
     from pyspark.sql.utils import is_remote
 
-    session: Any = SparkSession.getActiveSession()
-    if is_remote() or (session is not None and not hasattr(session, "_jsparkSession")):
+    if is_remote() or "SPARK_REMOTE" in os.environ:
         problems.append(
             Problem(
                 "error",
@@ -56,7 +56,7 @@ def lay_out(num_slots: int, use_gpu: bool | None, gpu_resource_name: str, proble
             )
         )
         return nothing
-    session = session or SparkSession.builder.getOrCreate()
+    session = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
     context = session.sparkContext
     conf = context.getConf()
     problems += _check_spark(conf, context.master)

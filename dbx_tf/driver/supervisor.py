@@ -103,7 +103,7 @@ class Supervisor:
                 topology = self.topology
                 is_over = ended is not None and time.monotonic() > ended + _SETTLE_SECONDS
                 failure = self._failures.first_cause(final=is_over)
-                is_done = all(worker.exited is not None for worker in self._workers)
+                is_done = self._failures.is_empty and all(worker.exited is not None for worker in self._workers)
             if failure is not None:
                 return Outcome(failure)
             if topology is not None and not is_told:
@@ -134,8 +134,6 @@ class Supervisor:
     def _on_event(self, connection: Connection, hello: events.Hello, event: events.Event, body: IO[bytes]) -> None:
         worker = self._workers[hello.worker_index]
         with body:
-            if hello.role == events.Role.TRAINING and hello.attempt != self._attempt:
-                return  # from a process that was given up
             match event:
                 case events.LogLines():
                     self._journal.add_output(worker.index, event.lines)
@@ -149,7 +147,8 @@ class Supervisor:
                     self._serve(connection, worker, event, body)
                 case _:
                     with self._changed:
-                        self._take(connection, worker, event, body)
+                        if hello.role == events.Role.TASK or hello.attempt == self._attempt:
+                            self._take(connection, worker, event, body)  # else: from a process that was given up
                         self._changed.notify_all()
 
     def _take(self, connection: Connection, worker: _Worker, event: events.Event, body: IO[bytes]) -> None:

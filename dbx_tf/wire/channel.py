@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import io
 import logging
 import queue
 import secrets
@@ -68,7 +69,7 @@ class Connection:
                 self._socket.sendall(body)
 
     def receive(self, *, max_line_bytes: int = MAX_LINE_BYTES) -> tuple[Event, IO[bytes]]:
-        """Wait for the next event; its body is a temporary file, at its start.
+        """Wait for the next event; its body is a file, at its start, in memory or a temporary one.
 
         Raises:
             EOFError: If the other side has closed the connection.
@@ -80,8 +81,11 @@ class Connection:
         if not line.endswith(b"\n"):
             raise ProtocolError(f"a line is longer than {max_line_bytes} bytes, or was cut")
         event, remaining = decode(line)
-        # The caller closes the body; one in memory costs nothing until then.
-        body = tempfile.SpooledTemporaryFile(max_size=_BODY_IN_MEMORY_BYTES)  # noqa: SIM115
+        if remaining <= _BODY_IN_MEMORY_BYTES:
+            body: IO[bytes] = io.BytesIO(self._reader.read(remaining))
+            remaining -= len(body.read())
+        else:
+            body = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
         while remaining:
             chunk = self._reader.read(min(remaining, 1 << 20))
             if not chunk:
@@ -141,7 +145,8 @@ class Outbox:
 
     def flush(self, timeout_seconds: float = 60.0) -> None:
         """Send what is queued and end the thread; nothing may be put afterwards."""
-        self._queue.put(None)
+        with contextlib.suppress(queue.Full):  # when the thread has left, for want of a driver
+            self._queue.put(None, timeout=timeout_seconds)
         self._thread.join(timeout_seconds)
 
     def _run(self) -> None:

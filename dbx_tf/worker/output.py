@@ -5,6 +5,7 @@ Runs on: workers, in a thread of the Spark task.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import re
@@ -22,9 +23,9 @@ _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 def pump_output(output: IO[bytes] | None, tail: deque[str], logs: Outbox, echo: bool) -> None:
     """Pass output on as it comes: to the driver, to the tail, and to this task's own stderr."""
-    pending = ""
+    pending, decoder = "", codecs.getincrementaldecoder("utf-8")("replace")
     while output is not None and (chunk := os.read(output.fileno(), _MAX_LINE_BYTES)):
-        *lines, pending = (pending + chunk.decode(errors="replace")).split("\n")
+        *lines, pending = (pending + decoder.decode(chunk)).split("\n")
         if len(pending) > _MAX_LINE_BYTES:
             lines, pending = [*lines, pending], ""
         _pass_on(lines, tail, logs, echo=echo)

@@ -62,7 +62,13 @@ def main(job_folder: str) -> int:
     folder = Path(job_folder)
     job: Job = pickle.loads((folder / "job.pkl").read_bytes())  # noqa: S301  # written by our parent
     _die_with_parent(job.parent_pid)
-    return train(job, (folder / "payload.pkl").read_bytes(), folder)
+    exit_code = train(job, (folder / "payload.pkl").read_bytes(), folder)
+    if exit_code != 0:
+        # TensorFlow's orderly end would wait for workers that are about to be stopped.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    return exit_code
 
 
 def train(job: Job, payload: bytes, folder: Path) -> int:

@@ -11,12 +11,10 @@ import os
 import pickle
 import queue
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -31,6 +29,7 @@ from dbx_tf.wire.events import RELAY_SCHEME, Event, Exited, Joined, Rejoin, Role
 from dbx_tf.worker import environment
 from dbx_tf.worker.output import LOG_TAIL_LINES, pump_output
 from dbx_tf.worker.process import PORT_TAKEN_EXIT_CODE, Job, train
+from dbx_tf.worker.scratch import scratch_folder
 
 _ENTRY: Final = "import sys; from dbx_tf.worker.process import main; sys.exit(main(sys.argv[1]))"
 _LOG_BACKLOG_EVENTS: Final = 2_000
@@ -139,7 +138,7 @@ def _run_attempt(
     program: Program, place: Place, connection: Connection, logs: Outbox, inbox: _Inbox, attempt: int
 ) -> int | None:
     """One start of the training process. Returns the number of the next attempt, or None when all is done."""
-    with _held_port() as port, _scratch_folder() as folder:
+    with _held_port() as port, scratch_folder() as folder:
         connection.send(_joined(place, attempt, port))
         command = inbox.get(attempt)
         if not isinstance(command, Start):
@@ -167,6 +166,9 @@ def _run_attempt(
             return None if ended.exit_code == 0 else _obey(inbox.get(attempt))
         finally:
             _end(child)
+            pump.join(5)
+            if child.stdout is not None and not pump.is_alive():
+                child.stdout.close()
 
 
 def run_here(program: Program, place: Place) -> None:
@@ -175,7 +177,7 @@ def run_here(program: Program, place: Place) -> None:
     try:
         connection.send(_joined(place, attempt=1, port=0))
         connection.receive()
-        with _scratch_folder() as folder:
+        with scratch_folder() as folder:
             exit_code = train(_job(program, place, attempt=1), program.payload, folder)
         connection.send(Exited(exit_code=exit_code, log_tail=[]))
     finally:
@@ -256,12 +258,3 @@ def _held_port() -> Iterator[int]:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(("", 0))
         yield holder.getsockname()[1]
-
-
-@contextmanager
-def _scratch_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="dbx_tf-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,223 @@
+"""The supervisor against workers that are played by the test, over the real channel."""
+
+import io
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dbx_tf.cluster import Topology
+from dbx_tf.driver.journal import Journal
+from dbx_tf.driver.supervisor import Outcome, Supervisor
+from dbx_tf.driver.tracker import NullTracker
+from dbx_tf.wire import events
+from dbx_tf.wire.channel import Connection, connect
+
+VERSIONS = {"python": "3.12", "keras": "3.15"}
+
+
+class PlayedLauncher:
+    """A launcher without tasks: the test plays them."""
+
+    name = "played"
+    host = bind_host = "127.0.0.1"
+    has_servers = True
+
+    def __init__(self) -> None:
+        self.running = True
+
+    def start(self, program: Any) -> None:
+        """Nothing is started."""
+
+    def is_running(self) -> bool:
+        return self.running
+
+    def error(self) -> BaseException | None:
+        return RuntimeError("Spark said no")
+
+    def finish(self) -> None:
+        """Nothing to wait for."""
+
+
+class Stage:
+    """A supervisor, and the means to play its workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.launcher, self.shown = PlayedLauncher(), list[str]()
+        self.kept: list[Connection] = []  # a connection that nobody holds is closed
+        tracker = NullTracker()
+        self.journal = Journal(folder, tracker, self.shown.append)
+        self.supervisor = Supervisor(self.launcher, 2, self.journal, tracker)
+        self.topologies: list[Topology] = []
+        self._outcomes: list[Outcome] = []
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        self._outcomes.append(self.supervisor.wait(self.topologies.append))
+
+    def outcome(self) -> Outcome:
+        self._thread.join(20)
+        return self._outcomes[0]
+
+    def task(self, index: int, **changes: Any) -> Connection:
+        connection = connect(self.supervisor.address, index, events.Role.TASK)
+        self.kept.append(connection)
+        self.join(connection, index, **changes)
+        return connection
+
+    def join(self, connection: Connection, index: int, **changes: Any) -> None:
+        given = {"attempt": 1, "host": f"host{index}", "address": f"10.0.0.{index}:1", "executor": str(index)}
+        connection.send(events.Joined(**{**given, "versions": VERSIONS, **changes}))
+
+    def training(self, index: int, attempt: int = 1) -> Connection:
+        connection = connect(self.supervisor.address, index, events.Role.TRAINING, attempt)
+        self.kept.append(connection)
+        connection.send(events.Ready(pid=index, devices=["CPU:0"], num_replicas=2))
+        return connection
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    stage.supervisor.close()
+
+
+def received(connection: Connection) -> events.Event:
+    return connection.receive()[0]
+
+
+def test_workers_start_together_and_leave_together(stage: Stage) -> None:
+    """Nobody starts before all have joined, nobody is released before all have finished."""
+    tasks = [stage.task(index) for index in (0, 1)]
+    for task in tasks:
+        assert received(task) == events.Start(addresses=("10.0.0.0:1", "10.0.0.1:1"))
+    trainings = [stage.training(index) for index in (0, 1)]
+    trainings[1].send(events.Finished())
+    trainings[0].send(events.Metrics(values={"loss": 0.5}, step=0, is_epoch=True))
+    trainings[0].send(events.Finished(model_summary="layers"), pickle.dumps({"answer": 42}))
+    for training in trainings:
+        assert received(training) == events.Release()
+    for task in tasks:
+        task.send(events.Exited(exit_code=0, log_tail=[]))
+    outcome = stage.outcome()
+    assert outcome.failure is None
+    assert outcome.value == {"answer": 42}
+    assert outcome.model_summary == "layers"
+    assert stage.journal.history == {"loss": [0.5]}
+    assert [str(topology) for topology in stage.topologies] == ["2 workers on 2 hosts, 2 replicas in sync"]
+
+
+def test_a_taken_port_makes_all_workers_start_again(stage: Stage) -> None:
+    """One worker loses its port: both rejoin with new ports, and what the old processes say is not heard."""
+    tasks = [stage.task(index) for index in (0, 1)]
+    assert all(isinstance(received(task), events.Start) for task in tasks)
+    old = stage.training(0)
+    connect(stage.supervisor.address, 1, events.Role.TRAINING, 1).send(events.PortTaken())
+    for task in tasks:
+        assert received(task) == events.Rejoin(attempt=2)
+    old.send(events.Failed(cause_type="UnavailableError", cause_message="x", traceback="", is_echo=False))
+    for index, task in enumerate(tasks):
+        stage.join(task, index, attempt=2, address=f"10.0.0.{index}:2")
+    assert all(received(task) == events.Start(addresses=("10.0.0.0:2", "10.0.0.1:2")) for task in tasks)
+    for index in (0, 1):
+        stage.training(index, attempt=2).send(events.Finished(), pickle.dumps(None))
+    for task in tasks:
+        task.send(events.Exited(exit_code=0, log_tail=[]))
+    assert stage.outcome().failure is None
+    assert "lost its port" in stage.shown[0]
+
+
+def test_ports_that_are_taken_again_and_again_end_the_run(stage: Stage) -> None:
+    """After four attempts the error names the address."""
+    tasks = [stage.task(index) for index in (0, 1)]
+    for attempt in range(1, 5):
+        assert all(isinstance(received(task), events.Start) for task in tasks)
+        connect(stage.supervisor.address, 1, events.Role.TRAINING, attempt).send(events.PortTaken())
+        if attempt < 4:
+            for index, task in enumerate(tasks):
+                assert received(task) == events.Rejoin(attempt=attempt + 1)
+                stage.join(task, index, attempt=attempt + 1)
+    failure = stage.outcome().failure
+    assert failure is not None
+    assert failure.cause_type == "ClusterError"
+    assert "10.0.0.1:1" in failure.cause_message
+
+
+def test_different_versions_are_refused(stage: Stage) -> None:
+    """A worker with another Keras is named, with both versions."""
+    stage.task(0)
+    stage.task(1, versions={"python": "3.12", "keras": "3.5"})
+    failure = stage.outcome().failure
+    assert failure is not None
+    assert failure.worker_index == 1
+    assert "3.15" in failure.cause_message
+    assert "3.5" in failure.cause_message
+
+
+@pytest.mark.parametrize("echo_first", [True, False])
+def test_the_first_cause_is_told_not_its_echo(stage: Stage, echo_first: bool) -> None:
+    """Worker 1 fails, worker 0 is aborted by that: worker 1 is blamed, whichever says so first."""
+    tasks = [stage.task(index) for index in (0, 1)]
+    trainings = [stage.training(index) for index in (0, 1)]
+    echo = events.Failed(cause_type="UnavailableError", cause_message="aborted", traceback="", is_echo=True)
+    cause = events.Failed(cause_type="ValueError", cause_message="user bug", traceback="line 7", is_echo=False)
+    said = [(0, echo), (1, cause)]
+    for index, event in said if echo_first else reversed(said):
+        trainings[index].send(event)
+        tasks[index].send(events.Exited(exit_code=1, log_tail=[f"tail of {index}"]))
+    failure = stage.outcome().failure
+    assert failure is not None
+    assert (failure.worker_index, failure.host, failure.cause_type) == (1, "host1", "ValueError")
+    assert failure.traceback == "line 7"
+
+
+def test_a_lost_task_is_told(stage: Stage) -> None:
+    """A task whose connection ends without a word has lost its Python worker, executor or server."""
+    stage.task(0)
+    stage.task(1).close()
+    failure = stage.outcome().failure
+    assert failure is not None
+    assert (failure.worker_index, failure.cause_type) == (1, "TaskLost")
+
+
+def test_a_launch_that_ends_early_is_told_with_its_error(stage: Stage) -> None:
+    """When Spark ends the job before any worker could speak, its own words are told."""
+    stage.launcher.running = False
+    failure = stage.outcome().failure
+    assert failure is not None
+    assert failure.cause_message == "Spark said no"
+
+
+def test_stop_reaches_every_task(stage: Stage) -> None:
+    """Stopping a run sends the reason to all tasks, and their end is no failure any more."""
+    tasks = [stage.task(index) for index in (0, 1)]
+    for task in tasks:
+        received(task)
+    stage.supervisor.stop("cancelled")
+    assert all(received(task) == events.Stop(reason="cancelled") for task in tasks)
+
+
+@pytest.mark.parametrize("path", ["../evil", "/etc/evil", "a/../../evil", ""])
+def test_a_model_file_stays_in_its_folder(stage: Stage, path: str) -> None:
+    """A path that leads out of the model's folder is refused."""
+    with pytest.raises(ValueError, match="not a path inside"):
+        stage.journal.add_model_file(path, io.BytesIO(b"evil"))
+    assert not list(stage.journal.model_folder.parent.rglob("*evil*"))
+
+
+def test_returned_metrics_become_the_history(stage: Stage) -> None:
+    """A loop of the user's own that returns lists of numbers gets a history, other values none."""
+    stage.journal.add_returned({"loss": [2.0, 1.0], "name": "x", "nothing": []})
+    assert stage.journal.history == {"loss": [2.0, 1.0]}
+
+
+def test_a_notice_is_shown_once(stage: Stage) -> None:
+    """Four workers that say the same are heard once."""
+    for _ in range(4):
+        stage.journal.add_notice("the same")
+    assert stage.journal.notices == stage.shown == ["the same"]
