@@ -43,10 +43,13 @@ class WorkerCalls:
             return store.get_experiment(self._experiment_id)
         if method == "create_experiment":
             return self._experiment_id
-        if worker_index != 0 and not method.startswith(("get_", "search_")):
+        is_reading = method.startswith(("get_", "search_")) and method != "get_logged_model"
+        if worker_index != 0 and not is_reading:
             return self._pretend(method)
         if method == "create_logged_model":
-            args, kwargs = args[1:], {**kwargs, "experiment_id": self._experiment_id}
+            names = ("experiment_id", "name", "source_run_id", "tags", "params", "model_type")  # MLflow 3.0 to 3.17
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            args, kwargs = (), {**given, "experiment_id": self._experiment_id, "source_run_id": self._run_id}
         return _for_worker(getattr(store, method)(*args, **kwargs))
 
     def upload(self, worker_index: int, artifact_uri: str, path: str, body: IO[bytes]) -> None:
@@ -72,8 +75,8 @@ class WorkerCalls:
                 client.log_artifacts(self._run_id, folder)
 
     def _pretend(self, method: str) -> Any:
-        """What a write returns to a worker that is not the chief."""
-        if method not in ("create_logged_model", "finalize_logged_model"):
+        """What a worker that is not the chief gets: nothing, or a model that is nowhere."""
+        if method not in ("create_logged_model", "finalize_logged_model", "get_logged_model"):
             return None
         from mlflow.entities import LoggedModel
 

@@ -102,7 +102,9 @@ class Connection:
     def close(self) -> None:
         """Close both directions; a thread that waits in `receive` gets EOFError."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends the wait of a thread in receive, which holds the reader
+        with contextlib.suppress(OSError):
+            self._reader.close()
         self._socket.close()
 
 

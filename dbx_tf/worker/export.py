@@ -28,11 +28,15 @@ def is_legacy(model: Any) -> bool:
     return any(base.__module__.startswith("tf_keras") for base in type(model).__mro__)
 
 
-def detach(model: Any) -> Any:
+def detach(model: Any, weights: list[Any]) -> Any:
     """A copy of a tf_keras model that no other worker is needed to read.
 
     tf_keras keeps metric and BatchNormalization state in variables that are summed over the workers on reading
-    (tf.VariableSynchronization.ON_READ), so every worker must have called `model.get_weights()` in the same place.
+    (tf.VariableSynchronization.ON_READ): reading them on one worker alone would wait for the others for ever.
+
+    Args:
+        model: The model.
+        weights: Its `get_weights()`, which every worker must have called in the same place.
 
     Returns:
         An uncompiled model with plain variables; compiled, it would not load where Keras 3 is in use.
@@ -40,7 +44,7 @@ def detach(model: Any) -> Any:
     copy = type(model).from_config(model.get_config())
     if not copy.built:
         copy.build(model.input_shape)
-    copy.set_weights(model.get_weights())
+    copy.set_weights(weights)
     return copy
 
 

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -95,6 +96,7 @@ def _train(
     job: Job, payload: bytes, folder: Path, connection: Connection, send: Callable[[Event], None]
 ) -> tuple[Finished, bytes]:
     from dbx_tf.worker import strategy as strategies
+    from dbx_tf.worker.keras_fixes import average_statistics
 
     legacy_keras = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
     # Nothing of the user's is loaded before the strategy stands: TensorFlow refuses it after the first operation.
@@ -102,7 +104,13 @@ def _train(
     devices = [str(device) for device in strategy.extended.worker_devices]
     send(Ready(pid=os.getpid(), devices=devices, num_replicas=strategy.num_replicas_in_sync))
     _seed(job.seed)
-    reporter = Reporter(send)
+
+    def tell(text: str) -> None:
+        send(Notice(text=text))
+
+    keras = _keras(legacy_keras)
+    make_first = None if legacy_keras or job.num_workers == 1 else partial(average_statistics, keras, strategy, tell)
+    reporter = Reporter(send, make_first)
     context = WorkerContext(
         strategy=strategy,
         worker_index=job.worker_index,
@@ -113,11 +121,11 @@ def _train(
         _ask=Requests(connection).ask,
     )
     with ExitStack() as stack:
-        strategies.use_for_all_names(strategy, lambda text: send(Notice(text=text)))
+        strategies.use_for_all_names(strategy, tell)
         stack.callback(strategies.use_for_all_names, None, print)
         set_context(context)
         stack.callback(set_context, None)
-        stack.enter_context(reporter.watch(_keras(legacy_keras)))
+        stack.enter_context(reporter.watch(keras))
         train_fn, kwargs = cloudpickle.loads(payload)
         with strategy.scope():
             value = train_fn(**kwargs)
@@ -142,35 +150,33 @@ def _finish(
     copies: dict[int, Any] = {}
     summary = ""
     if model is not None:
-        legacy = export.is_legacy(model)
-        if legacy:
-            model.get_weights()  # by every worker: reading them is a collective, and no later step may need one
+        weights = model.get_weights()  # by every worker: in tf_keras a collective, and no later step may need one
         if not is_chief:
             return Finished(), b""
         try:
             summary = export.summarize(model)
-            if legacy:
-                copies[id(model)] = export.detach(model)
+            if export.is_legacy(model):
+                copies[id(model)] = export.detach(model, weights)
             if job.export_model:
                 export.save_mlflow_model(copies.get(id(model), model), folder, reporter.inputs)
                 for file in sorted(p for p in folder.rglob("*") if p.is_file()):
                     connection.send(ModelFile(path=file.relative_to(folder).as_posix()), file)
         except Exception as error:  # noqa: BLE001  # whatever Keras or MLflow can't do with this model
             reason = f"the model could not be logged ({type(error).__name__}: {error})"
-            send(Notice(text=reason + _keep_weights(model, connection)))
+            send(Notice(text=reason + _keep_weights(weights, connection)))
     if not is_chief:
         return Finished(), b""
     pickled, value_error = _pickle(value, copies)
     return Finished(model_summary=summary, value_error=value_error), pickled
 
 
-def _keep_weights(model: Any, connection: Connection) -> str:
+def _keep_weights(weights: list[Any], connection: Connection) -> str:
     """Save at least the weights of a model that can't be saved whole."""
     import numpy as np
 
     try:
         buffer = io.BytesIO()
-        np.savez(buffer, *model.get_weights())
+        np.savez(buffer, *weights)
         connection.send(ModelFile(path="weights.npz"), buffer.getvalue())
     except Exception as error:  # noqa: BLE001  # a second failure must not hide the first
         return f"; its weights could not be saved either ({error})"

@@ -19,8 +19,9 @@ from dbx_tf.wire.events import Event, Metrics
 class Reporter:
     """Follows the fits of one training process; remembers the last model that was fitted."""
 
-    def __init__(self, send: Callable[[Event], None]) -> None:
-        self._send = send
+    def __init__(self, send: Callable[[Event], None], make_first: Callable[[], Any] | None = None) -> None:
+        """Report through `send`; `make_first` makes a callback that runs before all others of a fit."""
+        self._send, self._make_first = send, make_first
         self.model: Any = None
         """The model that was fitted last (None before the first fit)."""
         self.inputs: Any = None
@@ -38,12 +39,14 @@ class Reporter:
             call = signature.bind(model, *args, **kwargs)
             call.apply_defaults()
             callbacks = call.arguments["callbacks"]
-            callback = self._callback(keras, call.arguments)
-            if hasattr(callbacks, "append") and not isinstance(callbacks, list):
-                callbacks.append(callback)  # a keras CallbackList
+            first = [self._make_first()] if self._make_first else []
+            last = self._callback(keras, call.arguments)
+            if isinstance(callbacks, keras.callbacks.CallbackList):
+                callbacks.callbacks[:0] = first
+                callbacks.append(last)
             else:
                 own = callbacks if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
-                call.arguments["callbacks"] = [*own, callback]
+                call.arguments["callbacks"] = [*first, *own, last]
             self.model = model
             self.inputs = _describe(call.arguments["x"])
             return original(*call.args, **call.kwargs)

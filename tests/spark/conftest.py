@@ -112,7 +112,8 @@ def fresh_python(tmp_path: Path) -> Callable[..., Any]:
 
     def run(code: str, env: dict[str, str] | None = None, timeout: float = 240) -> Any:
         out = tmp_path / f"out-{time.monotonic_ns()}.pkl"
-        script = f"import pickle, sys\nsys.path.insert(0, {str(HERE)!r})\n{code}\npickle.dump(value, open({str(out)!r}, 'wb'))\n"
+        begin = f"import pickle, sys\nsys.path.insert(0, {str(HERE)!r})\n"
+        script = f"{begin}{code}\npickle.dump(value, open({str(out)!r}, 'wb'))\n"
         full = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", **(env or {})}
         done = subprocess.run(
             [sys.executable, "-c", script],

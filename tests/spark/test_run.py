@@ -68,8 +68,10 @@ def test_local_mode_needs_no_spark(tracking: Tracking, fresh_python: Callable[..
 import os, train_fns
 from pyspark import SparkContext
 from dbx_tf import Runner, Tracking
-result = Runner(num_slots=2, local_mode=True, tracking=Tracking(tracking_uri={tracking.tracking_uri!r})).run(train_fns.fit_and_return_weights)
-value = len({{w.pid for w in result.topology.workers}} - {{os.getpid()}}), result.history["accuracy"], SparkContext._active_spark_context
+tracking = Tracking(tracking_uri={tracking.tracking_uri!r})
+result = Runner(num_slots=2, local_mode=True, tracking=tracking).run(train_fns.fit_and_return_weights)
+pids = {{w.pid for w in result.topology.workers}} - {{os.getpid()}}
+value = len(pids), result.history["accuracy"], SparkContext._active_spark_context
 """
     pids, accuracy, context = fresh_python(code)
     assert pids == 2
@@ -83,12 +85,14 @@ def test_in_process_runs_where_the_caller_is(tracking: Tracking, fresh_python: C
 import os, train_fns
 from dbx_tf import Runner, Tracking
 before = dict(os.environ)
-runner = Runner(num_slots=1, in_process=True, tracking=Tracking(tracking_uri={tracking.tracking_uri!r}), env={{"MY_X": "1"}})
+tracking = Tracking(tracking_uri={tracking.tracking_uri!r})
+runner = Runner(num_slots=1, in_process=True, tracking=tracking, env={{"MY_X": "1"}})
 first = runner.run(lambda: (os.getpid(), os.environ["MY_X"], train_fns.fit_and_return_weights()["history"]["loss"]))
 second = runner.run(train_fns.fit_and_return_model)
 import tensorflow as tf
 mirrored = type(tf.distribute.MirroredStrategy(["CPU:0"])).__name__
-value = first.value[0] == os.getpid(), first.value[1], first.model_uri, second.model_uri, dict(os.environ) == before, mirrored
+same, unchanged = first.value[0] == os.getpid(), dict(os.environ) == before
+value = same, first.value[1], first.model_uri, second.model_uri, unchanged, mirrored
 """
     same, variable, first, second, unchanged, mirrored = fresh_python(code)
     assert (same, variable, unchanged, mirrored) == (True, "1", True, "MirroredStrategy")
@@ -111,7 +115,8 @@ def test_a_hundred_megabytes_of_arguments_arrive(spark: Any, tracking: Tracking)
 def test_a_lambda_and_a_closure_travel(spark: Any, tracking: Tracking) -> None:
     """Functions without a module of their own are shipped with what they use."""
     offset = np.arange(3)
-    result = Runner(num_slots=1, tracking=tracking).run(lambda scale: (offset * scale).tolist(), scale=2)
+    multiply: Callable[..., Any] = lambda scale: (offset * scale).tolist()  # noqa: E731  # the subject of the test
+    result = Runner(num_slots=1, tracking=tracking).run(multiply, scale=2)
     assert result.value == [0, 2, 4]
 
 

@@ -124,8 +124,10 @@ def test_a_taken_port_makes_all_workers_start_again(stage: Stage) -> None:
     for index, task in enumerate(tasks):
         stage.join(task, index, attempt=2, address=f"10.0.0.{index}:2")
     assert all(received(task) == events.Start(addresses=("10.0.0.0:2", "10.0.0.1:2")) for task in tasks)
-    for index in (0, 1):
-        stage.training(index, attempt=2).send(events.Finished(), pickle.dumps(None))
+    trainings = [stage.training(index, attempt=2) for index in (0, 1)]
+    for training in trainings:
+        training.send(events.Finished(), pickle.dumps(None))
+    assert all(received(training) == events.Release() for training in trainings)
     for task in tasks:
         task.send(events.Exited(exit_code=0, log_tail=[]))
     assert stage.outcome().failure is None
