@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from dbx_tf.cluster import SlotLayout, layout_slots
 from dbx_tf.driver.launch import SparkLauncher
 from dbx_tf.errors import Problem
+
+_REGISTRATION_SECONDS: Final = 30.0
+"""So long after an application's start executors may still come (spark.scheduler.maxRegisteredResourcesWaitingTime)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ def lay_out(num_slots: int, use_gpu: bool | None, gpu_resource_name: str, proble
         problems.append(problem)
         return nothing
     layout = layout_slots(num_slots, gpus_per_task)
-    available = _slots_available(context, conf)
+    available = _wait_for_slots(context, conf, layout.num_tasks)
     if layout.num_tasks > available:
         cpus = conf.get("spark.task.cpus", "1")
         problems.append(
@@ -123,6 +127,16 @@ def _gpus_per_task(amount: str | None, key: str, use_gpu: bool | None) -> tuple[
             return 0, None
         return 0, Problem("error", f"{key}={amount}", whole, fix)
     return int(number), None
+
+
+def _wait_for_slots(context: Any, conf: Any, num_tasks: int) -> int:
+    """Count the slots; in an application that has just started, give its executors the time to register."""
+    deadline = time.monotonic() + _REGISTRATION_SECONDS - (time.time() - context.startTime / 1000)
+    while (available := _slots_available(context, conf)) < num_tasks:
+        if context.master.startswith("local[") or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    return available
 
 
 def _slots_available(context: Any, conf: Any) -> int:

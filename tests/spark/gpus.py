@@ -32,6 +32,8 @@ def main(master: str, per_executor: str, per_task: str, num_slots: str, out: str
     script.chmod(0o755)
     settings = {
         "spark.ui.enabled": "false",
+        "spark.worker.resource.gpu.amount": per_executor,
+        "spark.worker.resource.gpu.discoveryScript": str(script),
         "spark.executor.resource.gpu.amount": per_executor,
         "spark.executor.resource.gpu.discoveryScript": str(script),
         "spark.task.resource.gpu.amount": per_task,
