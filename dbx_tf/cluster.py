@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dbx_tf.errors import ConfigError
+from dbx_tf.errors import ArgumentProblem, ConfigError, raise_problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +116,9 @@ def layout_slots(num_slots: int, gpus_per_task: int = 0) -> SlotLayout:
     num_tasks = -(-num_slots // gpus_per_task)
     if num_slots % num_tasks:
         even = f"{num_slots // gpus_per_task * gpus_per_task} or {num_tasks * gpus_per_task}"
-        raise ConfigError(
-            f"num_slots={num_slots} can't be split evenly over {num_tasks} tasks of {gpus_per_task} GPUs each; "
-            f"every worker needs the same number of GPUs, as with num_slots={even}; change num_slots"
-        )
+        what = f"num_slots={num_slots} can't be split evenly over {num_tasks} tasks of {gpus_per_task} GPUs each"
+        possible = f"every worker needs the same number of GPUs, as with num_slots={even}"
+        raise_problems((ArgumentProblem("error", what, possible, "change num_slots"),))
     return SlotLayout(num_tasks=num_tasks, gpus_per_task=num_slots // num_tasks)
 
 

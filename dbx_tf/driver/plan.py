@@ -16,26 +16,14 @@ from dbx_tf.cluster import SlotLayout
 from dbx_tf.driver import spark_layout
 from dbx_tf.driver.launch import InProcessLauncher, Launcher, LocalLauncher, SparkLauncher
 from dbx_tf.driver.payload import pack
-from dbx_tf.driver.tracking import Tracking
-from dbx_tf.errors import ArgumentProblem, ConfigError, Problem, raise_problems
+from dbx_tf.driver.settings import Settings
+from dbx_tf.driver.tracking import without_password
+from dbx_tf.errors import ConfigError, Problem, raise_problems
 from dbx_tf.worker.environment import package_versions
 
 _MIN_KERAS: Final = (3, 10)
 _PASSED_ON: Final = ("TF_", "KERAS_", "NCCL_")
 _KEPT_BACK: Final = ("TF_CONFIG", "TF_GRPC_REUSE_PORT")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What the caller asks for: the settings of a Runner that a plan depends on."""
-
-    num_slots: int
-    local_mode: bool
-    use_gpu: bool | None
-    gpu_resource_name: str
-    in_process: bool
-    tracking: Tracking
-    env: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +72,7 @@ class RunPlan:
             ("launcher", self.launcher),
             ("slots", f"{self.num_slots}{free}"),
             ("workers", f"{self.num_workers}, {device}"),
-            ("tracking", self.tracking_uri or "off"),
+            ("tracking", without_password(self.tracking_uri or "off")),
             ("versions", ", ".join(f"{name} {version}" for name, version in self.versions.items())),
         ]
         lines = [f"{name:<10}{value}" for name, value in rows]
@@ -92,50 +80,35 @@ class RunPlan:
         return "\n".join(lines if self.problems else [*lines, "no problems found"])
 
 
-def make_plan(request: Request, train_fn: Callable[..., Any] | None, kwargs: Mapping[str, Any]) -> RunPlan:
+def make_plan(settings: Settings, train_fn: Callable[..., Any] | None, kwargs: Mapping[str, Any]) -> RunPlan:
     """Check everything and collect the problems; nothing is started but, where there is none yet, a Spark session."""
-    problems = list(_check_settings(request))
-    env = passed_on(request.env)
+    problems = list(settings.problems())
+    layout, available, start = SlotLayout(num_tasks=1, gpus_per_task=0), None, None
     payload = b""
     if train_fn is not None:
         payload, found = pack(train_fn, kwargs)
         problems += found
-    problems += request.tracking.problems()
-    layout, available, start = (
-        SlotLayout(max(request.num_slots, 1) if isinstance(request.num_slots, int) else 1, 0),
-        None,
-        None,
-    )
-    # With an argument that is wrong anyway, no Spark session is started to find out more.
-    if not any(isinstance(problem, ArgumentProblem) for problem in problems):
+    if not problems:  # with an argument that is wrong, no Spark session is started to find out more
         try:
-            layout, available, start = _lay_out(request, problems)
+            layout, available, start = _lay_out(settings, problems)
         except ConfigError as error:
-            problems += [ArgumentProblem("error", *_thirds(str(error)))]
-    versions = package_versions()
+            problems += error.problems
+    versions, env = package_versions(), passed_on(settings.env)
     problems += check_versions(versions, layout.num_tasks, env)
+    in_process, local_mode = settings.in_process, settings.local_mode
     return RunPlan(
-        launcher=InProcessLauncher.name
-        if request.in_process
-        else LocalLauncher.name
-        if request.local_mode
-        else SparkLauncher.name,
-        num_slots=request.num_slots,
+        launcher=InProcessLauncher.name if in_process else LocalLauncher.name if local_mode else SparkLauncher.name,
+        num_slots=settings.num_slots,
         num_workers=layout.num_tasks,
         gpus_per_worker=layout.gpus_per_task,
         slots_available=available,
-        tracking_uri=request.tracking.resolved_uri() if request.tracking.enabled else None,
+        tracking_uri=settings.tracking.resolved_uri() if settings.tracking.enabled else None,
         versions=versions,
         problems=tuple(sorted(problems, key=lambda problem: problem.level != "error")),
         _payload=payload,
         _start=start,
         _env=env,
     )
-
-
-def _thirds(text: str) -> tuple[str, str, str]:
-    what, possible, fix = text.split("; ", 2)
-    return what, possible, fix
 
 
 def passed_on(env: Mapping[str, str]) -> dict[str, str]:
@@ -147,29 +120,6 @@ def passed_on(env: Mapping[str, str]) -> dict[str, str]:
 def is_legacy_keras(env: Mapping[str, str]) -> bool:
     """True if training processes with this environment use tf_keras as tf.keras."""
     return env.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
-
-
-def _check_settings(request: Request) -> Iterator[Problem]:
-    slots = request.num_slots
-    if not isinstance(slots, int) or isinstance(slots, bool) or slots <= 0:
-        yield ArgumentProblem(
-            "error",
-            f"num_slots={slots!r}",
-            "a whole number from 1: the GPUs, or without GPUs the Spark tasks, that train together",
-            "give the number of servers to begin with",
-        )
-    elif request.in_process and slots != 1:
-        yield ArgumentProblem(
-            "error", f"in_process=True with num_slots={slots}", "one process can only be one worker", "use num_slots=1"
-        )
-    wrong = [name for name, value in request.env.items() if not isinstance(value, str)]
-    if wrong:
-        yield ArgumentProblem(
-            "error",
-            f"env has values that are no text ({', '.join(wrong)})",
-            "environment variables are text",
-            "use str()",
-        )
 
 
 def check_versions(versions: Mapping[str, str], num_workers: int, env: Mapping[str, str]) -> Iterator[Problem]:
@@ -196,20 +146,22 @@ def check_versions(versions: Mapping[str, str], num_workers: int, env: Mapping[s
         )
 
 
-def _lay_out(request: Request, problems: list[Problem]) -> tuple[SlotLayout, int | None, Callable[[], Launcher] | None]:
-    if request.in_process:
+def _lay_out(
+    settings: Settings, problems: list[Problem]
+) -> tuple[SlotLayout, int | None, Callable[[], Launcher] | None]:
+    if settings.in_process:
         return SlotLayout(1, 0), None, InProcessLauncher
-    if request.local_mode:
-        gpus = local_gpus() if request.use_gpu is not False else ()
-        if request.use_gpu and len(gpus) < request.num_slots:
-            what = f"num_slots={request.num_slots} with use_gpu=True, but the driver's machine has {len(gpus)} GPUs"
+    if settings.local_mode:
+        gpus = local_gpus() if settings.use_gpu is not False else ()
+        if settings.use_gpu and len(gpus) < settings.num_slots:
+            what = f"num_slots={settings.num_slots} with use_gpu=True, but the driver's machine has {len(gpus)} GPUs"
             fix = "lower num_slots, or train on the cluster with local_mode=False, or on CPUs with use_gpu=False"
             problems.append(Problem("error", what, "local mode uses one GPU for each slot", fix))
-        use_gpu = len(gpus) >= request.num_slots
-        mine = gpus[: request.num_slots] if use_gpu else ()
-        layout = SlotLayout(request.num_slots, 1 if use_gpu else 0)
-        return layout, None, lambda: LocalLauncher(request.num_slots, mine)
-    spark = spark_layout.lay_out(request.num_slots, request.use_gpu, request.gpu_resource_name, problems)
+        use_gpu = len(gpus) >= settings.num_slots
+        mine = gpus[: settings.num_slots] if use_gpu else ()
+        layout = SlotLayout(settings.num_slots, 1 if use_gpu else 0)
+        return layout, None, lambda: LocalLauncher(settings.num_slots, mine)
+    spark = spark_layout.lay_out(settings.num_slots, settings.use_gpu, settings.gpu_resource_name, problems)
     launcher = spark.launcher
     return spark.slots, spark.available, (lambda: launcher) if launcher else None
 

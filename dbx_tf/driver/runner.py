@@ -15,17 +15,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
 from dbx_tf.cluster import Topology
 from dbx_tf.driver.journal import Journal
-from dbx_tf.driver.plan import Request, RunPlan, make_plan
+from dbx_tf.driver.plan import RunPlan, make_plan
 from dbx_tf.driver.result import RunResult
+from dbx_tf.driver.settings import Settings
 from dbx_tf.driver.supervisor import Outcome, Supervisor
 from dbx_tf.driver.tracker import NullTracker, Tracker
-from dbx_tf.driver.tracking import Tracking
 from dbx_tf.errors import ClusterError, Failure, TrackingError, WorkerFailedError
 from dbx_tf.worker.task import Program
 
@@ -36,34 +36,19 @@ _SETUP_CAUSES: Final = ("ClusterError", "StartTimeout")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runner:
-    """Trains on several workers at once what was written for one; a superset of MirroredStrategyRunner."""
-
-    num_slots: int
-    """GPUs, or without GPUs Spark tasks, that train together (count, from 1)."""
-    local_mode: bool = False
-    """Train with `num_slots` processes on the driver's machine instead of on the cluster; needs no Spark."""
-    use_gpu: bool | None = None
-    """True: GPUs, or an error; False: CPUs; None: GPUs if this cluster schedules them."""
-    gpu_resource_name: str = "gpu"
-    """Spark's name of the GPU resource, as in `spark.task.resource.gpu.amount`."""
-    use_custom_strategy: bool = False
-    """Accepted for MirroredStrategyRunner's sake: train_fn may build a strategy or not, both train on all workers."""
-    tracking: Tracking = field(default_factory=Tracking)
-    """Where the run is logged."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment of the training processes (the driver's TF_*, KERAS_* and NCCL_* are passed on)."""
-    in_process: bool = False
-    """With one slot: train in the calling process, so that a debugger stops in train_fn."""
+class Runner(Settings):
+    """Trains on several workers at once what was written for one; its fields are those of `Settings`."""
 
     def plan(self, train_fn: Callable[..., Any] | None = None, /, **kwargs: Any) -> RunPlan:
-        """Find out what would run where, and what stands in the way; starts nothing.
+        """Find out what would run where, and what stands in the way.
+
+        Nothing is started but, where there is none yet, a Spark session.
 
         Args:
             train_fn: Check this function too: its arguments, and whether it can be shipped.
             kwargs: Its arguments.
         """
-        return make_plan(self._request(), train_fn, kwargs)
+        return make_plan(self, train_fn, kwargs)
 
     def get_num_tasks(self) -> int:
         """Spark tasks, which are workers, that a run uses (count)."""
@@ -89,21 +74,10 @@ class Runner:
         """
         if args:
             raise TypeError(f"run() takes the arguments of train_fn by name, but was given {len(args)} by position")
-        plan = make_plan(self._request(), train_fn, kwargs)
+        plan = make_plan(self, train_fn, kwargs)
         plan.check()
         with _Run(self, plan) as run:
             return run.complete(kwargs)
-
-    def _request(self) -> Request:
-        return Request(
-            num_slots=self.num_slots,
-            local_mode=self.local_mode or self.in_process,
-            use_gpu=self.use_gpu,
-            gpu_resource_name=self.gpu_resource_name,
-            in_process=self.in_process,
-            tracking=self.tracking,
-            env=self.env,
-        )
 
 
 class _Run:
@@ -126,7 +100,8 @@ class _Run:
             stack.callback(lambda: self._tracker.finish(self._status))
             self._launcher = self._plan.make_launcher()
             self._journal = Journal(folder, self._tracker, _show)
-            self._supervisor = Supervisor(self._launcher, self._plan.num_workers, self._journal, self._tracker)
+            plan = self._plan
+            self._supervisor = Supervisor(self._launcher, plan.num_workers, plan.versions, self._journal, self._tracker)
             stack.callback(self._supervisor.close)
             self._stack = stack.pop_all()
         return self
@@ -136,13 +111,21 @@ class _Run:
             self._status = "FINISHED"
         elif not issubclass(kind, Exception):  # KeyboardInterrupt, SystemExit
             self._status = "KILLED"
-        with self._stack, contextlib.suppress(Exception):  # nothing here may hide the cause of a failure
+        with self._stack, self._told("the workers' logs"):
             if error is not None:
                 reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 self._supervisor.stop(reason)
                 self._launcher.finish()
                 self._tracker.set_tags({"dbx_tf.error": reason[:5000]})
             self._tracker.log_folder(self._journal.log_folder, "logs")
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Tell what could not be logged: a tracking server that is away must not cost a training."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # MLflow raises what its store raises
+            self._journal.add_notice(f"{what} could not be written to MLflow ({type(error).__name__}: {error})")
 
     def complete(self, kwargs: Mapping[str, Any]) -> RunResult[Any]:
         """Start the workers, wait for them, and log what is known at the end."""
@@ -185,15 +168,20 @@ class _Run:
             self._journal.add_notice(str(problem))
         names = ("num_slots", "num_workers", "gpus_per_worker", "launcher")
         own = {f"dbx_tf.{name}": getattr(self._plan, name) for name in names}
-        self._tracker.log_params({**kwargs, **own, "dbx_tf.seed": self._seed})
-        self._tracker.set_tags({f"dbx_tf.version.{name}": version for name, version in self._plan.versions.items()})
+        versions = {f"dbx_tf.version.{name}": version for name, version in self._plan.versions.items()}
+        try:
+            self._tracker.log_params({**kwargs, **own, "dbx_tf.seed": self._seed})
+            self._tracker.set_tags(versions)
+        except Exception as error:
+            text = f"MLflow took the run but not its parameters ({type(error).__name__}: {error})"
+            raise TrackingError(text, run_id=self._tracker.run_id) from error
 
     def _on_ready(self, topology: Topology) -> None:
         _show(str(topology))
         if self._launcher.has_servers and (advice := topology.advice()) is not None:
             self._journal.add_notice(advice)
         places = {f"dbx_tf.worker_{w.worker_index}": f"{w.host} {w.address} pid {w.pid}" for w in topology.workers}
-        with contextlib.suppress(Exception):  # a tracking server that is away must not end the training
+        with self._told("the topology"):
             self._tracker.set_tags({"dbx_tf.topology": str(topology), **places})
             self._tracker.log_text(topology.to_json(), "topology.json")
 
@@ -202,9 +190,10 @@ class _Run:
         if outcome.value_error:
             journal.add_notice(f"train_fn returned {outcome.value_error}; the run itself is complete")
         journal.add_returned(outcome.value)
-        tracker.log_text(json.dumps(journal.history), "history.json")
-        if outcome.model_summary:
-            tracker.log_text(outcome.model_summary, "model_summary.txt")
+        with self._told("history.json and model_summary.txt"):
+            tracker.log_text(json.dumps(journal.history), "history.json")
+            if outcome.model_summary:
+                tracker.log_text(outcome.model_summary, "model_summary.txt")
         if journal.model_folder.exists():
             self._log_model()
         if (lost := tracker.lost()) is not None:

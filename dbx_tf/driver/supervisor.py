@@ -9,7 +9,7 @@ import contextlib
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import IO, Any, Final
 
@@ -25,6 +25,8 @@ from dbx_tf.wire.channel import Connection, Listener
 _MAX_ATTEMPTS: Final = 4
 _START_SECONDS: Final = 600.0
 """All workers have to be ready so long after the launch; importing TensorFlow takes minutes on a cold server."""
+_FINISH_SECONDS: Final = 600.0
+"""So long a worker may be silent after another has finished; it may be saving, but it may wait for that other one."""
 _SETTLE_SECONDS: Final = 1.0
 """How long a launch that ended waits for what its workers have sent."""
 
@@ -38,6 +40,8 @@ class _Worker:
     ready: events.Ready | None = None
     finished: events.Finished | None = None
     exited: events.Exited | None = None
+    heard: float = 0.0
+    """When it last said anything."""
 
     @property
     def host(self) -> str:
@@ -71,8 +75,16 @@ class Outcome:
 class Supervisor:
     """State of the workers of one run."""
 
-    def __init__(self, launcher: Launcher, num_workers: int, journal: Journal, tracker: NullTracker) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        num_workers: int,
+        driver_versions: Mapping[str, str],
+        journal: Journal,
+        tracker: NullTracker,
+    ) -> None:
         self._launcher, self._journal, self._tracker = launcher, journal, tracker
+        self._driver_versions = driver_versions
         self._workers = [_Worker(index) for index in range(num_workers)]
         self._failures = FailureLog()
         self._attempt = 1
@@ -115,6 +127,8 @@ class Supervisor:
                 return Outcome(self._lost_launch())
             if topology is None and time.monotonic() > deadline:
                 return Outcome(self._not_started())
+            if (left_behind := self._left_behind()) is not None:
+                return Outcome(left_behind)
             if ended is None and not self._launcher.is_running():
                 ended = time.monotonic()
 
@@ -133,6 +147,7 @@ class Supervisor:
 
     def _on_event(self, connection: Connection, hello: events.Hello, event: events.Event, body: IO[bytes]) -> None:
         worker = self._workers[hello.worker_index]
+        worker.heard = time.monotonic()
         with body:
             match event:
                 case events.LogLines():
@@ -197,18 +212,20 @@ class Supervisor:
 
     # What follows from it.
 
-    def _start_if_complete(self, worker: _Worker) -> None:
-        assert worker.joined is not None
-        if worker.joined.error:
-            self._fail(worker, "ClusterError", worker.joined.error)
+    def _start_if_complete(self, joining: _Worker) -> None:
+        assert joining.joined is not None
+        if joining.joined.error:
+            self._fail(joining, "ClusterError", joining.joined.error)
         joined = [w.joined for w in self._workers if w.joined is not None and w.joined.attempt == self._attempt]
         if len(joined) < len(self._workers) or any(j.error for j in joined):
             return
-        for other in joined[1:]:
-            if other.versions != joined[0].versions:
-                text = f"worker 0 on host {joined[0].host} has {joined[0].versions}, this one {other.versions}; "
-                text += "all need the same; install the packages as libraries of the cluster"
-                self._fail(self._workers[joined.index(other)], "ClusterError", text)
+        for other, worker in zip(joined, self._workers, strict=True):
+            where, expected = "the driver", self._driver_versions
+            if differences(other.versions, joined[0].versions):
+                where, expected = f"worker 0 on host {joined[0].host}", joined[0].versions
+            if found := differences(other.versions, expected):
+                text = f"versions differ from those of {where}: {found}; driver and workers need the same; "
+                self._fail(worker, "ClusterError", text + "install the packages as libraries of the cluster")
                 return
         for each in self._workers:
             _command(each.task, events.Start(addresses=tuple(j.address for j in joined)))
@@ -253,6 +270,18 @@ class Supervisor:
         text = str(error) if error else "the tasks ended without a word"
         return Failure(cause_type="SparkJobFailed", cause_message=text)
 
+    def _left_behind(self) -> Failure | None:
+        done = [worker for worker in self._workers if worker.finished is not None]
+        for worker in self._workers:
+            if done and worker.finished is None and time.monotonic() > worker.heard + _FINISH_SECONDS:
+                text = (
+                    f"worker {done[0].index} has finished, but this one has said nothing for {_FINISH_SECONDS:.0f} s: "
+                )
+                text += "it probably waits for the other in a collective; every worker has to make the same steps, and "
+                text += "to stop in the same epoch"
+                return Failure(worker.index, worker.host, "Stalled", text)
+        return None
+
     def _not_started(self) -> Failure:
         absent = [str(w.index) for w in self._workers if w.joined is None]
         waiting = [f"{w.index} on {w.joined.host}" for w in self._workers if w.joined is not None and w.ready is None]
@@ -262,6 +291,18 @@ class Supervisor:
         elif waiting:
             text += f"; no strategy on worker {', '.join(waiting)}: can the workers reach each other's ports?"
         return Failure(cause_type="StartTimeout", cause_message=text)
+
+
+def differences(versions: Mapping[str, str], expected: Mapping[str, str]) -> str:
+    """The packages that both sides have in different versions; of Python, only the minor version counts."""
+    found = []
+    for name in sorted(versions.keys() & expected.keys()):
+        pair = versions[name], expected[name]
+        if name == "python":
+            pair = pair[0].rpartition(".")[0], pair[1].rpartition(".")[0]
+        if pair[0] != pair[1]:
+            found.append(f"{name} {pair[0]} instead of {pair[1]}")
+    return ", ".join(found)
 
 
 def _command(connection: Connection | None, event: events.Event) -> None:

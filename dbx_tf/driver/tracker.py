@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from dbx_tf.driver.mlflow_calls import WorkerCalls
-from dbx_tf.driver.tracking import Tracking
+from dbx_tf.driver.tracking import Tracking, without_password
 from dbx_tf.errors import TrackingError
 from dbx_tf.wire.events import Call, Metrics, Upload
 
@@ -87,9 +87,15 @@ class Tracker(NullTracker):
 
         self._settings, self._uri = settings, settings.resolved_uri()
         self._previous_uri = mlflow.get_tracking_uri()
-        mlflow.set_tracking_uri(self._uri)
         active = mlflow.active_run()
         self._is_ours = active is None
+        if active is not None and self._uri != Tracking().resolved_uri():
+            raise TrackingError(
+                f"the active MLflow run {active.info.run_id} is at {without_password(self._previous_uri)}, but "
+                f"tracking_uri is {without_password(self._uri)}; a training is logged in one place; "
+                "end that run, or leave tracking_uri out"
+            )
+        mlflow.set_tracking_uri(self._uri)
         try:
             with _environment(_OPEN_RETRIES):
                 run = active or self._open()
@@ -274,10 +280,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _explain_refusal(uri: str, error: Exception) -> str:
-    hidden = re.compile(r"//[^/@\s]*@")  # a password in an address
-    text = (hidden.sub("//***@", str(error)).strip().splitlines() or [""])[0]
-    return (
-        f"MLflow at {hidden.sub('//***@', uri)} does not take a run ({type(error).__name__}: {text}); "
+    text = (str(error).strip().splitlines() or [""])[0]
+    return without_password(
+        f"MLflow at {uri} does not take a run ({type(error).__name__}: {text}); "
         "a server that is up and takes the driver's credentials is needed; "
         "check the address and MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN; "
         "or train without it: Tracking(enabled=False)"

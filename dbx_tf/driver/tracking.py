@@ -18,7 +18,7 @@ from dbx_tf.errors import ArgumentProblem, Problem
 class Tracking:
     """Where and how a run is logged to MLflow."""
 
-    tracking_uri: str | None = None
+    tracking_uri: str | None = field(default=None, repr=False)
     """Tracking server or database; None: the one that MLflow is set to, which without any setting is a sqlite file."""
     experiment: str | None = None
     """Experiment name, made if it does not exist; None: the one that MLflow is set to."""
@@ -64,3 +64,8 @@ class Tracking:
         uri = self.tracking_uri or mlflow.get_tracking_uri()
         relative = re.fullmatch(r"sqlite:///(?!/)(.+)", uri)
         return f"sqlite:///{Path(relative.group(1)).resolve()}" if relative else str(uri)
+
+
+def without_password(text: str) -> str:
+    """A text in which no address shows its user and password."""
+    return re.sub(r"//[^/@\s]*@", "//***@", text)

@@ -75,7 +75,10 @@ class Connection:
             EOFError: If the other side has closed the connection.
             ProtocolError: If what arrives is not of this protocol, or longer than `max_line_bytes`.
         """
-        line = self._reader.readline(max_line_bytes + 1)
+        try:
+            line = self._reader.readline(max_line_bytes + 1)
+        except ValueError:  # closed here, by another thread
+            line = b""
         if not line:
             raise EOFError("the connection is closed")
         if not line.endswith(b"\n"):

@@ -29,6 +29,8 @@ from dbx_tf.worker import export
 from dbx_tf.worker.context import WorkerContext, set_context
 from dbx_tf.worker.reporter import Reporter
 
+_MAX_TEXT: Final = 100_000
+"""Characters of an error or a model's summary that are passed on: far more than anybody reads."""
 PORT_TAKEN_EXIT_CODE: Final = 75  # EX_TEMPFAIL of sysexits.h
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
@@ -167,7 +169,7 @@ def _finish(
     if not is_chief:
         return Finished(), b""
     pickled, value_error = _pickle(value, copies)
-    return Finished(model_summary=summary, value_error=value_error), pickled
+    return Finished(model_summary=summary[:_MAX_TEXT], value_error=value_error), pickled
 
 
 def _keep_weights(weights: list[Any], connection: Connection) -> str:
@@ -219,9 +221,8 @@ def _failure(error: BaseException) -> Event:
             "; the workers don't have this module: import it at the top of the file that holds train_fn, so that it is "
             "shipped with it, or install it on the cluster"
         )
-    return Failed(
-        cause_type=name, cause_message=text, traceback="".join(traceback.format_exception(error)), is_echo=is_echo
-    )
+    trace = "".join(traceback.format_exception(error))
+    return Failed(cause_type=name, cause_message=text[:_MAX_TEXT], traceback=trace[-_MAX_TEXT:], is_echo=is_echo)
 
 
 def _seed(seed: int) -> None:

@@ -172,6 +172,19 @@ def test_the_callers_active_run_is_used_and_left_open(spark: Any, tracking: Trac
     assert [m.step for m in client.get_metric_history(run.info.run_id, "loss")] == [0, 1, 2]
 
 
+def test_an_active_run_elsewhere_is_told(tracking: Tracking, tmp_path: Path) -> None:
+    """A run that is open at one store can't be continued at another: that is refused, and the run stays open."""
+    import mlflow
+
+    mlflow.set_tracking_uri(tracking.tracking_uri)
+    other = Tracking(tracking_uri=f"sqlite:///{tmp_path}/other.db")
+    with mlflow.start_run() as run:
+        with pytest.raises(TrackingError, match="a training is logged in one place"):
+            Runner(num_slots=1, local_mode=True, tracking=other).run(train_fns.no_training)
+        assert mlflow.active_run().info.run_id == run.info.run_id
+    assert mlflow.get_tracking_uri() == tracking.tracking_uri
+
+
 def test_secrets_and_large_values_do_not_become_params(spark: Any, tracking: Tracking, client: Any) -> None:
     """A password is masked, an array is described."""
     train = {"password": "hunter2", "data": np.zeros((3, 4), "float32"), "names": list(range(1000)), "rate": 0.1}

@@ -139,3 +139,12 @@ def test_local_mode_respects_visible_devices(tmp_path: Path, monkeypatch: pytest
     assert local_gpus() == ("3", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert local_gpus() == ()
+
+
+def test_no_secret_is_shown() -> None:
+    """Neither the plan nor the runner's repr shows a password in an address, or what env holds."""
+    settings = Tracking(tracking_uri="http://me:hunter2@127.0.0.1:5000")
+    shown = runner(tracking=settings, env={"KEY": "hunter2"})
+    assert "hunter2" not in repr(shown)
+    assert "hunter2" not in str(shown.plan())
+    assert "127.0.0.1:5000" in str(shown.plan())

@@ -16,7 +16,7 @@ from dbx_tf.driver.tracker import NullTracker
 from dbx_tf.wire import events
 from dbx_tf.wire.channel import Connection, connect
 
-VERSIONS = {"python": "3.12", "keras": "3.15"}
+VERSIONS = {"python": "3.12.3", "keras": "3.15"}
 
 
 class PlayedLauncher:
@@ -50,7 +50,7 @@ class Stage:
         self.kept: list[Connection] = []  # a connection that nobody holds is closed
         tracker = NullTracker()
         self.journal = Journal(folder, tracker, self.shown.append)
-        self.supervisor = Supervisor(self.launcher, 2, self.journal, tracker)
+        self.supervisor = Supervisor(self.launcher, 2, VERSIONS, self.journal, tracker)
         self.topologies: list[Topology] = []
         self._outcomes: list[Outcome] = []
         self._thread = threading.Thread(target=self._wait, daemon=True)
@@ -150,15 +150,34 @@ def test_ports_that_are_taken_again_and_again_end_the_run(stage: Stage) -> None:
     assert "10.0.0.1:1" in failure.cause_message
 
 
-def test_different_versions_are_refused(stage: Stage) -> None:
-    """A worker with another Keras is named, with both versions."""
-    stage.task(0)
-    stage.task(1, versions={"python": "3.12", "keras": "3.5"})
+@pytest.mark.parametrize(("wrong", "named"), [((1,), 1), ((0, 1), 0)])
+def test_different_versions_are_refused(stage: Stage, wrong: tuple[int, ...], named: int) -> None:
+    """A worker with another Keras than the others, or than the driver, is named with both versions."""
+    for index in (0, 1):
+        stage.task(index, versions={**VERSIONS, "keras": "3.5" if index in wrong else VERSIONS["keras"]})
     failure = stage.outcome().failure
     assert failure is not None
-    assert failure.worker_index == 1
-    assert "3.15" in failure.cause_message
-    assert "3.5" in failure.cause_message
+    assert failure.worker_index == named
+    assert "keras 3.5 instead of 3.15" in failure.cause_message
+
+
+def test_a_package_that_only_one_side_has_does_not_matter(stage: Stage) -> None:
+    """A driver without TensorFlow may lead workers with it; a patch release of Python is no difference."""
+    tasks = [stage.task(index, versions={**VERSIONS, "python": "3.12.9", "tensorflow": "2.21"}) for index in (0, 1)]
+    assert all(isinstance(received(task), events.Start) for task in tasks)
+
+
+def test_a_worker_that_is_left_behind_is_told(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When one worker has finished and the other is silent for long, it is blamed for waiting."""
+    monkeypatch.setattr("dbx_tf.driver.supervisor._FINISH_SECONDS", 1.0)
+    for index in (0, 1):
+        stage.task(index)
+    trainings = [stage.training(index) for index in (0, 1)]
+    trainings[1].send(events.Finished())
+    failure = stage.outcome().failure
+    assert failure is not None
+    assert (failure.worker_index, failure.cause_type) == (0, "Stalled")
+    assert "worker 1 has finished" in failure.cause_message
 
 
 @pytest.mark.parametrize("echo_first", [True, False])
