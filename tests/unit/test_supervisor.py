@@ -170,8 +170,8 @@ def test_a_package_that_only_one_side_has_does_not_matter(stage: Stage) -> None:
 def test_a_worker_that_is_left_behind_is_told(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """When one worker has finished and the other is silent for long, it is blamed for waiting."""
     monkeypatch.setattr("dbx_tf.driver.supervisor._FINISH_SECONDS", 1.0)
-    for index in (0, 1):
-        stage.task(index)
+    tasks = [stage.task(index) for index in (0, 1)]
+    assert all(isinstance(received(task), events.Start) for task in tasks)
     trainings = [stage.training(index) for index in (0, 1)]
     trainings[1].send(events.Finished())
     failure = stage.outcome().failure
@@ -184,6 +184,7 @@ def test_a_worker_that_is_left_behind_is_told(stage: Stage, monkeypatch: pytest.
 def test_the_first_cause_is_told_not_its_echo(stage: Stage, echo_first: bool) -> None:
     """Worker 1 fails, worker 0 is aborted by that: worker 1 is blamed, whichever says so first."""
     tasks = [stage.task(index) for index in (0, 1)]
+    assert all(isinstance(received(task), events.Start) for task in tasks)
     trainings = [stage.training(index) for index in (0, 1)]
     echo = events.Failed(cause_type="UnavailableError", cause_message="aborted", traceback="", is_echo=True)
     cause = events.Failed(cause_type="ValueError", cause_message="user bug", traceback="line 7", is_echo=False)
@@ -199,8 +200,9 @@ def test_the_first_cause_is_told_not_its_echo(stage: Stage, echo_first: bool) ->
 
 def test_a_lost_task_is_told(stage: Stage) -> None:
     """A task whose connection ends without a word has lost its Python worker, executor or server."""
-    stage.task(0)
-    stage.task(1).close()
+    tasks = [stage.task(index) for index in (0, 1)]
+    assert all(isinstance(received(task), events.Start) for task in tasks)
+    tasks[1].close()
     failure = stage.outcome().failure
     assert failure is not None
     assert (failure.worker_index, failure.cause_type) == (1, "TaskLost")
