@@ -20,14 +20,15 @@ _PLAIN_BATCH_NORMALIZATION: Final = (
 def average_statistics(keras: Any, strategy: Any, tell: Callable[[str], None]) -> Any:
     """A callback that keeps BatchNormalization's moving statistics the same on all workers.
 
-    Keras 3 (3.15.1, layers/normalization/batch_normalization.py) makes them without an aggregation, so each worker
-    keeps those of its own rows: predictions then depend on the worker, and the saved model is not the one that was
-    evaluated. Averaged before each evaluation and at the end of each epoch, they are those of all rows.
+    Each worker updates them from its own rows. Keras 3 (3.15.1, layers/normalization/batch_normalization.py) never
+    brings them together; tf_keras (2.21, the same file) does on saving, but evaluates and predicts with a worker's own.
+    Either way the model that is measured depends on the worker, and is not the one that is saved. Averaged before each
+    evaluation and at the end of each epoch, there is one model.
 
-    Needed as long as `test_the_logged_model_predicts_as_the_trained_one[True-keras]` fails without it.
+    Needed as long as `test_the_logged_model_predicts_as_the_trained_one[True-...]` fails without it.
 
     Args:
-        keras: The module `keras`.
+        keras: The module `keras` or `tf_keras`.
         strategy: The run's strategy.
         tell: Called with a plain sentence when a model has such statistics.
     """
@@ -36,9 +37,9 @@ def average_statistics(keras: Any, strategy: Any, tell: Callable[[str], None]) -
         def on_train_begin(self, logs: Any = None) -> None:
             """Find the statistics; a model that is built by its first batch has them by now."""
             layers = _normalizers(keras, self.model)
-            if any(not layer.synchronized for layer in layers):
+            if any(not getattr(layer, "synchronized", False) for layer in layers):
                 tell(_PLAIN_BATCH_NORMALIZATION)
-            variables = [variable.value for layer in layers for variable in layer.non_trainable_variables]
+            variables = [_tensorflow_variable(v) for layer in layers for v in layer.non_trainable_variables]
             self._average = _averaging(strategy, variables) if variables else lambda: None
 
         def on_test_begin(self, logs: Any = None) -> None:
@@ -70,3 +71,8 @@ def _averaging(strategy: Any, variables: list[Any]) -> Callable[[], None]:
 def _normalizers(keras: Any, model: Any) -> list[Any]:
     """All BatchNormalization layers of a model, nested ones included."""
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+
+
+def _tensorflow_variable(variable: Any) -> Any:
+    """The tf.Variable of a Keras 3 variable; tf_keras has them as they are."""
+    return variable if isinstance(variable, tf.Variable) else variable.value

@@ -111,7 +111,7 @@ def _train(
         send(Notice(text=text))
 
     keras = _keras(legacy_keras)
-    make_first = None if legacy_keras or job.num_workers == 1 else partial(average_statistics, keras, strategy, tell)
+    make_first = partial(average_statistics, keras, strategy, tell) if job.num_workers > 1 else None
     reporter = Reporter(send, make_first)
     context = WorkerContext(
         strategy=strategy,

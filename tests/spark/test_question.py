@@ -23,10 +23,11 @@ def spark_home(folder: Path) -> Path:
     return home
 
 
-def run_script(script: str, *args: str, folder: Path, env: dict[str, str] | None = None, timeout: float = 280) -> Any:
+def run_script(script: str, *args: str, folder: Path, timeout: float = 280) -> Any:
     """Run a script that starts a Spark of its own, and return the answers it writes."""
     out = folder / "answers.json"
-    full = {**os.environ, "SPARK_HOME": str(spark_home(folder)), "SPARK_LOCAL_IP": "127.0.0.1", **(env or {})}
+    full = {**os.environ, "SPARK_HOME": str(spark_home(folder)), "SPARK_LOCAL_IP": "127.0.0.1"}
+    full.pop("MLFLOW_TRACKING_URI", None)  # where other tests have set it
     command = [sys.executable, str(HERE / script), *args, str(out)]
     done = subprocess.run(command, cwd=folder, env=full, capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]

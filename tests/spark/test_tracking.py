@@ -111,7 +111,7 @@ value = model.predict(x[:10]), native.predict(x[:10], verbose=0), str(info.signa
     assert "tensorflow==" in requirements
     assert ("tf-keras==" if keras == "tf_keras" else "keras==") in requirements
     assert "dbx" not in requirements
-    assert bool(result.notices) == (batch_norm and keras == "keras")
+    assert bool(result.notices) == batch_norm
 
 
 def test_user_calls_of_mlflow_land_in_the_run(spark: Any, tracking: Tracking, client: Any) -> None:
