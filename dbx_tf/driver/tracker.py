@@ -28,7 +28,6 @@ _SECRET_NAME: Final = re.compile(r"secret|password|token|credential|api_?key", r
 _MAX_PARAM_CHARACTERS: Final = 500
 _MAX_PARAM_ITEMS: Final = 100
 _FLUSH_SECONDS: Final = 60.0
-_URI_VARIABLE: Final = "MLFLOW_TRACKING_URI"
 _OPEN_RETRIES: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 """While the run is opened: an address where nobody answers is told in seconds, not after four minutes."""
 
@@ -87,13 +86,12 @@ class Tracker(NullTracker):
         import mlflow
 
         self._settings, self._uri = settings, settings.resolved_uri()
-        self._previous_uri = mlflow.get_tracking_uri()
-        self._previous_variable = os.environ.get(_URI_VARIABLE)
+        self._previous_uri = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None
         active = mlflow.active_run()
         self._is_ours = active is None
         if active is not None and self._uri != Tracking().resolved_uri():
             raise TrackingError(
-                f"the active MLflow run {active.info.run_id} is at {without_password(self._previous_uri)}, but "
+                f"the active MLflow run {active.info.run_id} is at {without_password(mlflow.get_tracking_uri())}, but "
                 f"tracking_uri is {without_password(self._uri)}; a training is logged in one place; "
                 "end that run, or leave tracking_uri out"
             )
@@ -102,7 +100,7 @@ class Tracker(NullTracker):
             with _environment(_OPEN_RETRIES):
                 run = active or self._open()
         except Exception as error:
-            self._restore_uri()
+            mlflow.set_tracking_uri(self._previous_uri)
             raise TrackingError(_explain_refusal(self._uri, error)) from error
         self.run_id = str(run.info.run_id)
         self._client = mlflow.MlflowClient(self._uri)
@@ -232,14 +230,7 @@ class Tracker(NullTracker):
         except Exception as error:  # noqa: BLE001  # the result, or the cause of the failure, counts more
             logger.warning("MLflow could not end the run %s: %s", self.run_id, error)
         finally:
-            self._restore_uri()
-
-    def _restore_uri(self) -> None:
-        import mlflow
-
-        mlflow.set_tracking_uri(self._previous_uri)
-        if self._previous_variable is None:  # MLflow sets it along
-            os.environ.pop(_URI_VARIABLE, None)
+            mlflow.set_tracking_uri(self._previous_uri)
 
     def answer(self, worker_index: int, call: Call, arguments: tuple[Any, ...]) -> Any:
         """Answer a call that user code made to MLflow inside train_fn."""

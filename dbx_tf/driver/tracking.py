@@ -62,6 +62,8 @@ class Tracking:
         import mlflow
 
         uri = self.tracking_uri or mlflow.get_tracking_uri()
+        if not self.tracking_uri and not mlflow.is_tracking_uri_set() and uri.startswith("file:"):
+            uri = "sqlite:///mlflow.db"  # the default of MLflow up to 3.6 was the file store
         relative = re.fullmatch(r"sqlite:///(?!/)(.+)", uri)
         return f"sqlite:///{Path(relative.group(1)).resolve()}" if relative else str(uri)
 

@@ -99,11 +99,13 @@ def tracking(store: str) -> Tracking:
 
 
 @pytest.fixture
-def client(store: str) -> Any:
+def client(store: str) -> Iterator[Any]:
     """An MLflow client of the tests' own store."""
-    from mlflow import MlflowClient
+    import mlflow
 
-    return MlflowClient(store)
+    mlflow.set_tracking_uri(store)  # MLflow 3.0 reads artifacts from there, whatever the client's own store is
+    yield mlflow.MlflowClient(store)
+    mlflow.set_tracking_uri(None)
 
 
 @pytest.fixture

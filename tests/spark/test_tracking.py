@@ -152,7 +152,6 @@ def test_autolog_and_log_model_inside_train_fn(spark: Any, tracking: Tracking, c
     assert {run.info.run_id for run in client.search_runs(["0"])} - before == {result.run_id}
     models = client.search_logged_models(["0"], filter_string=f"source_run_id = '{result.run_id}'")
     assert sorted(model.name for model in models) == ["model", "my_own"]
-    mlflow.set_tracking_uri(tracking.tracking_uri)
     (own,) = [model for model in models if model.name == "my_own"]
     assert mlflow.artifacts.load_text(f"{own.artifact_location}/MLmodel").count("keras")
 
@@ -161,7 +160,6 @@ def test_the_callers_active_run_is_used_and_left_open(spark: Any, tracking: Trac
     """Inside `with mlflow.start_run()`, runs log there: params side by side, steps one after another."""
     import mlflow
 
-    mlflow.set_tracking_uri(tracking.tracking_uri)
     runner = Runner(num_slots=1, local_mode=True, tracking=tracking)
     with mlflow.start_run() as run:
         for epochs in (2, 1):
@@ -183,6 +181,7 @@ def test_an_active_run_elsewhere_is_told(tracking: Tracking, tmp_path: Path) -> 
             Runner(num_slots=1, local_mode=True, tracking=other).run(train_fns.no_training)
         assert mlflow.active_run().info.run_id == run.info.run_id
     assert mlflow.get_tracking_uri() == tracking.tracking_uri
+    mlflow.set_tracking_uri(None)
 
 
 def test_secrets_and_large_values_do_not_become_params(spark: Any, tracking: Tracking, client: Any) -> None:
@@ -208,11 +207,14 @@ os.environ.pop("MLFLOW_TRACKING_URI", None)
 runner = Runner(num_slots=2, local_mode=True)
 uri = runner.plan().tracking_uri
 result = runner.run(train_fn)
-value = uri, start, mlflow.MlflowClient(uri).get_run(result.run_id).data.metrics
+again = runner.plan().tracking_uri
+value = uri, start, mlflow.MlflowClient(uri).get_run(result.run_id).data.metrics, mlflow.is_tracking_uri_set(), again
 """
-    uri, start, metrics = fresh_python(code)
+    uri, start, metrics, is_set, again = fresh_python(code)
     assert uri == f"sqlite:///{start}/mlflow.db"
     assert metrics["x"] == 1.0
+    assert not is_set
+    assert again == uri
     assert len(list(tmp_path.rglob("mlflow.db"))) == 1
 
 
@@ -280,6 +282,7 @@ def test_a_server_that_wants_a_password(
 
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
 
     def train_fn() -> Any:
         import os
