@@ -14,7 +14,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup java demo test test-fast test-wheel lint format bench clean
+.PHONY: help setup java demo test test-fast test-wheel lint format conformance bench clean
 
 help: ## Show the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -52,6 +52,10 @@ lint: setup ## Check format, style, types and import layers
 format: setup ## Format the code
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+conformance: setup ## Compare 2 workers with one process, case by case, and write docs/conformance.md
+	DBX_TF_CONFORMANCE_TABLE=$(CURDIR)/docs/conformance.md $(BIN)/python -m pytest tests/conformance
+	@sed -n 5p docs/conformance.md
 
 bench: setup ## Measure what a run costs, and write docs/benchmarks.md
 	$(BIN)/python -m tests.benchmarks.bench_overhead

@@ -144,6 +144,7 @@ class _Run:
             history=self._journal.history,
             topology=topology,
             seconds=time.monotonic() - self._started,
+            num_restarts=self._supervisor.num_restarts,
             notices=tuple(self._journal.notices),
             _value=outcome.value,
             _value_error=outcome.value_error,

@@ -104,6 +104,11 @@ class Supervisor:
         ready = self._workers[0].ready
         return Topology(workers=tuple(infos), num_replicas=ready.num_replicas if ready else 0)
 
+    @property
+    def num_restarts(self) -> int:
+        """How often the workers were started again (count)."""
+        return self._attempt - 1
+
     def wait(self, on_ready: Callable[[Topology], None]) -> Outcome:
         """Wait for the run to end; `on_ready` is called once, when all workers are ready."""
         deadline = time.monotonic() + _START_SECONDS

@@ -17,7 +17,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -97,8 +96,9 @@ def train(job: Job, payload: bytes, folder: Path) -> int:
 def _train(
     job: Job, payload: bytes, folder: Path, connection: Connection, send: Callable[[Event], None]
 ) -> tuple[Finished, bytes]:
+    from dbx_tf.worker import keras_fixes
     from dbx_tf.worker import strategy as strategies
-    from dbx_tf.worker.keras_fixes import average_statistics
+    from dbx_tf.worker.fit_checks import check_fit
 
     legacy_keras = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
     # Nothing of the user's is loaded before the strategy stands: TensorFlow refuses it after the first operation.
@@ -111,13 +111,21 @@ def _train(
         send(Notice(text=text))
 
     keras = _keras(legacy_keras)
-    make_first = partial(average_statistics, keras, strategy, tell) if job.num_workers > 1 else None
-    reporter = Reporter(send, make_first)
+    num_replicas = strategy.num_replicas_in_sync
+
+    def prepare(model: Any, arguments: dict[str, Any]) -> list[Any]:
+        if num_replicas == 1:
+            return []
+        if not legacy_keras:
+            check_fit(keras, model, arguments, num_replicas, tell)
+        return [keras_fixes.average_statistics(keras, strategy, tell)]
+
+    reporter = Reporter(send, prepare)
     context = WorkerContext(
         strategy=strategy,
         worker_index=job.worker_index,
         num_workers=job.num_workers,
-        num_replicas=strategy.num_replicas_in_sync,
+        num_replicas=num_replicas,
         scratch_dir=folder,
         _log=lambda key, value, step: send(Metrics(values={key: value}, step=step, is_epoch=False)),
         _ask=Requests(connection).ask,
@@ -128,6 +136,9 @@ def _train(
         set_context(context)
         stack.callback(set_context, None)
         stack.enter_context(reporter.watch(keras))
+        if num_replicas > 1 and not legacy_keras:
+            stack.enter_context(keras_fixes.clipped_after_reduction(keras))
+            stack.enter_context(keras_fixes.scaled_scalar_losses())
         train_fn, kwargs = cloudpickle.loads(payload)
         with strategy.scope():
             value = train_fn(**kwargs)
@@ -150,26 +161,26 @@ def _finish(
     """Hand over the model and the return value. What fails here is told, since training itself is done."""
     model, is_chief = export.find_model(value, reporter.model), job.worker_index == 0
     copies: dict[int, Any] = {}
+    weights: list[Any] = []
     summary = ""
-    if model is not None:
-        weights = model.get_weights()  # by every worker: in tf_keras a collective, and no later step may need one
-        if not is_chief:
-            return Finished(), b""
-        try:
-            summary = export.summarize(model)
+    try:
+        if model is not None:
+            weights = model.get_weights()  # by every worker: in tf_keras a collective, and no later step may need one
+        if model is not None and is_chief:
+            summary = export.summarize(model)[:_MAX_TEXT]
             if export.is_legacy(model):
                 copies[id(model)] = export.detach(model, weights)
             if job.export_model:
                 export.save_mlflow_model(copies.get(id(model), model), folder, reporter.inputs)
                 for file in sorted(p for p in folder.rglob("*") if p.is_file()):
                     connection.send(ModelFile(path=file.relative_to(folder).as_posix()), file)
-        except Exception as error:  # noqa: BLE001  # whatever Keras or MLflow can't do with this model
-            reason = f"the model could not be logged ({type(error).__name__}: {error})"
-            send(Notice(text=reason + _keep_weights(weights, connection)))
+    except Exception as error:  # noqa: BLE001  # whatever Keras or MLflow can't do with this model
+        reason = f"the model could not be logged ({type(error).__name__}: {error})"
+        send(Notice(text=reason + (_keep_weights(weights, connection) if is_chief else "")))
     if not is_chief:
         return Finished(), b""
     pickled, value_error = _pickle(value, copies)
-    return Finished(model_summary=summary[:_MAX_TEXT], value_error=value_error), pickled
+    return Finished(model_summary=summary, value_error=value_error), pickled
 
 
 def _keep_weights(weights: list[Any], connection: Connection) -> str:

@@ -19,9 +19,16 @@ from dbx_tf.wire.events import Event, Metrics
 class Reporter:
     """Follows the fits of one training process; remembers the last model that was fitted."""
 
-    def __init__(self, send: Callable[[Event], None], make_first: Callable[[], Any] | None = None) -> None:
-        """Report through `send`; `make_first` makes a callback that runs before all others of a fit."""
-        self._send, self._make_first = send, make_first
+    def __init__(
+        self, send: Callable[[Event], None], prepare: Callable[[Any, dict[str, Any]], list[Any]] | None = None
+    ) -> None:
+        """Report through `send`.
+
+        Args:
+            send: Takes the events.
+            prepare: Called with the model and fit's arguments; may refuse, and returns callbacks to run before others.
+        """
+        self._send, self._prepare = send, prepare
         self.model: Any = None
         """The model that was fitted last (None before the first fit)."""
         self.inputs: Any = None
@@ -39,7 +46,7 @@ class Reporter:
             call = signature.bind(model, *args, **kwargs)
             call.apply_defaults()
             callbacks = call.arguments["callbacks"]
-            first = [self._make_first()] if self._make_first else []
+            first = self._prepare(model, call.arguments) if self._prepare else []
             last = self._callback(keras, call.arguments)
             if isinstance(callbacks, keras.callbacks.CallbackList):
                 callbacks.callbacks[:0] = first
@@ -119,10 +126,10 @@ def _iterations(model: Any) -> int:
 def _batch_size(fit_arguments: dict[str, Any]) -> int | None:
     """The global batch size of a fit (examples), or None if it can't be told without reading the data."""
     x = fit_arguments["x"]
-    if not hasattr(x, "element_spec"):
-        if hasattr(x, "__getitem__") and hasattr(x, "__len__") and not hasattr(x, "shape") and not isinstance(x, list):
-            return getattr(x, "batch_size", None)  # a PyDataset, by the convention of Keras's examples
+    if isinstance(x, dict | list | tuple) or hasattr(x, "shape"):
         return int(fit_arguments["batch_size"] or 32)  # Keras's default
+    if not hasattr(x, "element_spec"):
+        return getattr(x, "batch_size", None)  # a PyDataset, by the convention of Keras's examples
     leaf = x.element_spec
     while isinstance(leaf, dict | list | tuple) and leaf:
         leaf = next(iter(leaf.values())) if isinstance(leaf, dict) else leaf[0]

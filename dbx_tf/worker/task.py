@@ -165,7 +165,8 @@ def _run_attempt(
                 connection.send(Exited(exit_code=ended.exit_code, log_tail=list(tail)))
             return None if ended.exit_code == 0 else _obey(inbox.get(attempt))
         finally:
-            _end(child)
+            if child.returncode is None:  # else its number may belong to somebody else by now
+                _end(child)
             pump.join(5)
             if child.stdout is not None and not pump.is_alive():
                 child.stdout.close()

@@ -129,6 +129,19 @@ def test_an_own_loop_has_metrics_too(spark: Any, tracking: Tracking, client: Any
     assert [m.value for m in client.get_metric_history(result.run_id, "loss")] == [3.0, 2.0, 1.0]
 
 
+def test_a_second_fit_continues_the_metrics(spark: Any, tracking: Tracking, client: Any) -> None:
+    """Two fits in one train_fn are one series of epochs; a model that can't be saved keeps its weights in the run."""
+    result = Runner(num_slots=2, tracking=tracking).run(train_fns.fit_twice_a_model_that_cannot_be_saved)
+    assert [m.step for m in client.get_metric_history(result.run_id, "loss")] == [0, 1, 2]
+    assert all(rate > 0 for rate in result.history["examples_per_second"])
+    assert result.model_uri is None
+    (notice,) = result.notices
+    assert "could not be logged" in notice
+    assert "weights.npz" in notice
+    kept = np.load(client.download_artifacts(result.run_id, "model/weights.npz"))
+    assert [kept[name].shape for name in kept.files] == [(8, 1), (1,)]
+
+
 def test_the_result_reads_well(spark: Any, tracking: Tracking) -> None:
     """The result names topology, workers, metrics, run and model, as text and as escaped HTML."""
     result = Runner(num_slots=2, tracking=tracking).run(lambda: "<b>bold</b>")
@@ -157,6 +170,7 @@ def test_a_lost_port_is_replaced(tracking: Tracking, monkeypatch: pytest.MonkeyP
     assert len(calls) == 4
     assert len(result.history["loss"]) == 2
     assert "lost its port" in result.notices[0]
+    assert result.num_restarts == 1
 
 
 def _port(number: int) -> Any:

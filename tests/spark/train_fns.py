@@ -96,6 +96,28 @@ def fail_on(worker_index: int, how: str) -> float:
     return 1.0
 
 
+def fit_twice_a_model_that_cannot_be_saved() -> None:
+    """Fit a subclassed model on a dict of arrays, then on a dataset; its config can't be told."""
+    import tensorflow as tf
+
+    class Unsavable(tf.keras.Model):  # type: ignore[misc]  # Keras is untyped
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = tf.keras.layers.Dense(1)
+
+        def call(self, inputs: Any) -> Any:
+            return self.dense(inputs["x"])
+
+        def get_config(self) -> Any:
+            raise NotImplementedError("no config")
+
+    x, y = make_data()
+    model = Unsavable()
+    model.compile(optimizer="sgd", loss="mse")
+    model.fit({"x": x}, y, epochs=2, batch_size=48, verbose=0)
+    model.fit(tf.data.Dataset.from_tensor_slices(({"x": x}, y)).batch(48).prefetch(1), epochs=1, verbose=0)
+
+
 def return_a_generator() -> Any:
     """Train, then return what can't be pickled."""
     fit_and_return_weights(epochs=1)
