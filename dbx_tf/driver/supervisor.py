@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from typing import IO, Any, Final
 
 from dbx_tf.cluster import Topology, WorkerInfo
-from dbx_tf.driver.failures import FailureLog
+from dbx_tf.driver.failures import FailureLog, left_behind, not_started
 from dbx_tf.driver.journal import Journal
 from dbx_tf.driver.launch import Launcher
 from dbx_tf.driver.tracker import NullTracker
 from dbx_tf.errors import Failure
 from dbx_tf.wire import events
 from dbx_tf.wire.channel import Connection, Listener
+from dbx_tf.worker.environment import version_differences
 
 _MAX_ATTEMPTS: Final = 4
 _START_SECONDS: Final = 600.0
@@ -132,8 +133,8 @@ class Supervisor:
                 return Outcome(self._lost_launch())
             if topology is None and time.monotonic() > deadline:
                 return Outcome(self._not_started())
-            if (left_behind := self._left_behind()) is not None:
-                return Outcome(left_behind)
+            if (silent := self._left_behind()) is not None:
+                return Outcome(silent)
             if ended is None and not self._launcher.is_running():
                 ended = time.monotonic()
 
@@ -226,9 +227,9 @@ class Supervisor:
             return
         for other, worker in zip(joined, self._workers, strict=True):
             where, expected = "the driver", self._driver_versions
-            if differences(other.versions, joined[0].versions):
+            if version_differences(other.versions, joined[0].versions):
                 where, expected = f"worker 0 on host {joined[0].host}", joined[0].versions
-            if found := differences(other.versions, expected):
+            if found := version_differences(other.versions, expected):
                 text = f"versions differ from those of {where}: {found}; driver and workers need the same; "
                 self._fail(worker, "ClusterError", text + "install the packages as libraries of the cluster")
                 return
@@ -276,38 +277,16 @@ class Supervisor:
         return Failure(cause_type="SparkJobFailed", cause_message=text)
 
     def _left_behind(self) -> Failure | None:
-        done = [worker for worker in self._workers if worker.finished is not None]
+        done = next((worker for worker in self._workers if worker.finished is not None), None)
         for worker in self._workers:
             if done and worker.finished is None and time.monotonic() > worker.heard + _FINISH_SECONDS:
-                text = (
-                    f"worker {done[0].index} has finished, but this one has said nothing for {_FINISH_SECONDS:.0f} s: "
-                )
-                text += "it probably waits for the other in a collective; every worker has to make the same steps, and "
-                text += "to stop in the same epoch"
-                return Failure(worker.index, worker.host, "Stalled", text)
+                return Failure(worker.index, worker.host, *left_behind(done.index, _FINISH_SECONDS))
         return None
 
     def _not_started(self) -> Failure:
-        absent = [str(w.index) for w in self._workers if w.joined is None]
-        waiting = [f"{w.index} on {w.joined.host}" for w in self._workers if w.joined is not None and w.ready is None]
-        text = f"not all workers were ready after {_START_SECONDS:.0f} s"
-        if absent:
-            text += f"; Spark never started the task of worker {', '.join(absent)}"
-        elif waiting:
-            text += f"; no strategy on worker {', '.join(waiting)}: can the workers reach each other's ports?"
-        return Failure(cause_type="StartTimeout", cause_message=text)
-
-
-def differences(versions: Mapping[str, str], expected: Mapping[str, str]) -> str:
-    """The packages that both sides have in different versions; of Python, only the minor version counts."""
-    found = []
-    for name in sorted(versions.keys() & expected.keys()):
-        pair = versions[name], expected[name]
-        if name == "python":
-            pair = pair[0].rpartition(".")[0], pair[1].rpartition(".")[0]
-        if pair[0] != pair[1]:
-            found.append(f"{name} {pair[0]} instead of {pair[1]}")
-    return ", ".join(found)
+        absent = [str(worker.index) for worker in self._workers if worker.joined is None]
+        waiting = [f"{w.index} on host {w.host}" for w in self._workers if w.joined is not None and w.ready is None]
+        return Failure(None, "", *not_started(absent, waiting, _START_SECONDS))
 
 
 def _command(connection: Connection | None, event: events.Event) -> None:

@@ -6,11 +6,9 @@ Runs on: driver.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import queue
-import re
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
@@ -18,15 +16,13 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from dbx_tf.driver.mlflow_calls import WorkerCalls
+from dbx_tf.driver.parameters import describe
 from dbx_tf.driver.tracking import Tracking, without_password
 from dbx_tf.errors import TrackingError
 from dbx_tf.wire.events import Call, Metrics, Upload
 
 logger = logging.getLogger(__name__)
 
-_SECRET_NAME: Final = re.compile(r"secret|password|token|credential|api_?key", re.IGNORECASE)
-_MAX_PARAM_CHARACTERS: Final = 500
-_MAX_PARAM_ITEMS: Final = 100
 _FLUSH_SECONDS: Final = 60.0
 _OPEN_RETRIES: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 """While the run is opened: an address where nobody answers is told in seconds, not after four minutes."""
@@ -151,7 +147,8 @@ class Tracker(NullTracker):
                 logger.warning("MLflow refused %d metrics: %s", len(metrics), error)
 
     def lost(self) -> str | None:
-        """What could not be logged, as a sentence."""
+        """Write what is queued; what could not be logged, as a sentence."""
+        self._stop_writer()
         if not self._errors:
             return None
         return f"{self._errors} metric values could not be written to MLflow at {self._uri}; they are in result.history"
@@ -167,7 +164,7 @@ class Tracker(NullTracker):
         known = self._client.get_run(self.run_id).data.params
         written = []
         for name, value in params.items():
-            text = "***" if _SECRET_NAME.search(name) else describe(value)
+            text = describe(name, value)
             key, number = name, 1
             while known.get(key, text) != text:
                 number += 1
@@ -222,8 +219,7 @@ class Tracker(NullTracker):
         """Write what is queued; end the run with FINISHED, FAILED or KILLED, unless it is the caller's."""
         import mlflow
 
-        self._queue.put(None)
-        self._writer.join(_FLUSH_SECONDS)
+        self._stop_writer()
         try:
             if self._is_ours:
                 mlflow.end_run(status)
@@ -231,6 +227,10 @@ class Tracker(NullTracker):
             logger.warning("MLflow could not end the run %s: %s", self.run_id, error)
         finally:
             mlflow.set_tracking_uri(self._previous_uri)
+
+    def _stop_writer(self) -> None:
+        self._queue.put(None)
+        self._writer.join(_FLUSH_SECONDS)
 
     def answer(self, worker_index: int, call: Call, arguments: tuple[Any, ...]) -> Any:
         """Answer a call that user code made to MLflow inside train_fn."""
@@ -256,27 +256,6 @@ class _SavedModel:
         for name in ("flavors", "signature", "saved_input_example_info", "model_size_bytes"):
             setattr(mlflow_model, name, getattr(saved, name, None))
         mlflow_model.save(str(Path(path, "MLmodel")))
-
-
-def describe(value: Any) -> str:
-    """A parameter as text: scalars as they are, arrays and tables by type and shape, the rest shortened."""
-    shape = getattr(value, "shape", None)
-    if shape is not None and len(shape):
-        return f"{type(value).__name__} {getattr(value, 'dtype', '')} {list(shape)}".replace("  ", " ")
-    if isinstance(value, bytes | bytearray):
-        return f"{type(value).__name__} of {len(value)} bytes"
-    if isinstance(value, list | tuple | set | dict) and len(value) > _MAX_PARAM_ITEMS:
-        return f"{type(value).__name__} of {len(value)} items"
-    text = json.dumps(value) if isinstance(value, dict | list) and _is_plain(value) else str(value)
-    return text if len(text) <= _MAX_PARAM_CHARACTERS else text[: _MAX_PARAM_CHARACTERS - 3] + "..."
-
-
-def _is_plain(value: Any) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _explain_refusal(uri: str, error: Exception) -> str:

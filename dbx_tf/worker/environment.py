@@ -1,6 +1,6 @@
 """The environment of a Spark Python worker: what it was, what is installed, which GPUs it may see.
 
-Runs on: workers, in the Spark task; `package_versions` also on the driver.
+Runs on: workers, in the Spark task; what concerns versions also on the driver.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,18 @@ def package_versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions
+
+
+def version_differences(versions: Mapping[str, str], expected: Mapping[str, str]) -> str:
+    """The packages that both sides have in different versions; of Python, only the minor version counts."""
+    found = []
+    for name in sorted(versions.keys() & expected.keys()):
+        pair = versions[name], expected[name]
+        if name == "python":
+            pair = pair[0].rpartition(".")[0], pair[1].rpartition(".")[0]
+        if pair[0] != pair[1]:
+            found.append(f"{name} {pair[0]} instead of {pair[1]}")
+    return ", ".join(found)
 
 
 def _initial_environment() -> dict[str, str]:

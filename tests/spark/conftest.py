@@ -2,8 +2,10 @@
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,9 @@ import pytest
 from dbx_tf import Tracking
 
 HERE = Path(__file__).parent
+SESSION = f"DBX_TF_TEST_SESSION={os.getpid()}"
+os.environ["DBX_TF_TEST_SESSION"] = str(os.getpid())  # inherited by all that these tests start, to find it again
+tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="dbx_tf_tests-")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,15 +29,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def training_processes() -> list[int]:
-    """Process ids of all training processes on this machine."""
+    """Process ids of all training processes of this test session."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if b"dbx_tf.worker.process" in entry.read_bytes():
+            is_ours = SESSION.encode() in entry.with_name("environ").read_bytes().split(b"\0")
+            if is_ours and b"dbx_tf.worker.process" in entry.read_bytes():
                 found.append(int(entry.parent.name))
         except OSError:
             continue  # it has just ended
     return found
+
+
+def pytest_unconfigure() -> None:
+    """Remove the session's own folder for temporary files."""
+    shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +61,6 @@ def nothing_left_behind() -> Iterator[None]:
 
 def scratch_folders() -> list[Any]:
     """Folders that runs have made for themselves."""
-    import tempfile
-
     return list(Path(tempfile.gettempdir()).glob("dbx_tf-*"))
 
 

@@ -186,10 +186,17 @@ def test_an_active_run_elsewhere_is_told(tracking: Tracking, tmp_path: Path) -> 
 
 def test_secrets_and_large_values_do_not_become_params(spark: Any, tracking: Tracking, client: Any) -> None:
     """A password is masked, an array is described."""
-    train = {"password": "hunter2", "data": np.zeros((3, 4), "float32"), "names": list(range(1000)), "rate": 0.1}
+    train = {
+        "password": "hunter2",
+        "store": {"api_key": "hunter2", "n": 1},
+        "data": np.zeros((3, 4), "float32"),
+        "names": list(range(1000)),
+        "rate": 0.1,
+    }
     result = Runner(num_slots=1, local_mode=True, tracking=tracking).run(lambda **kwargs: None, **train)
     params = client.get_run(result.run_id).data.params
     assert params["password"] == "***"
+    assert params["store"] == '{"api_key": "***", "n": 1}'
     assert params["data"] == "ndarray float32 [3, 4]"
     assert params["names"] == "list of 1000 items"
     assert params["rate"] == "0.1"
