@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml
 	@touch $(STAMP)
 
 java:
-	@command -v java >/dev/null || conf/install-java.sh
+	@command -v java >/dev/null || test -x "$$JAVA_HOME/bin/java" || conf/install-java.sh
 
 demo: setup ## Train on two real workers of a local Spark; metrics and model go to a local MLflow store
 	$(BIN)/dbx-tf demo

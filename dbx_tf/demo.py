@@ -5,8 +5,10 @@ Runs on: driver (`run_demo`) and workers (`train_fn`, which is ordinary Keras co
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -58,7 +60,7 @@ def train_fn(epochs: int = 5) -> float:
 
 def run_demo(num_slots: int, epochs: int) -> None:
     """Run the demo and say what came of it."""
-    if shutil.which("java") is None:
+    if shutil.which("java") is None and not Path(os.environ.get("JAVA_HOME", ""), "bin", "java").is_file():
         raise click.ClickException(_JAVA_HELP)
     from pyspark.sql import SparkSession
 

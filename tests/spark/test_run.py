@@ -129,6 +129,15 @@ def test_an_own_loop_has_metrics_too(spark: Any, tracking: Tracking, client: Any
     assert [m.value for m in client.get_metric_history(result.run_id, "loss")] == [3.0, 2.0, 1.0]
 
 
+def test_every_name_of_a_strategy_gives_the_same(spark: Any, tracking: Tracking) -> None:
+    """However train_fn imported a strategy's name, it gets the run's one, and is told what it does not get as asked."""
+    result = Runner(num_slots=2, tracking=tracking).run(train_fns.imported_names)
+    assert result.value == [True] * 4
+    assert len(result.notices) == 2
+    assert "MirroredStrategy, which never leaves its server" in result.notices[0]
+    assert "have no effect" in result.notices[1]
+
+
 def test_a_second_fit_continues_the_metrics(spark: Any, tracking: Tracking, client: Any) -> None:
     """Two fits in one train_fn are one series of epochs; a model that can't be saved keeps its weights in the run."""
     result = Runner(num_slots=2, tracking=tracking).run(train_fns.fit_twice_a_model_that_cannot_be_saved)
