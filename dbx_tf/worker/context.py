@@ -5,8 +5,8 @@ Runs on: workers (in the training process); in plain Python it stands for a run 
 
 from __future__ import annotations
 
+import functools
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +71,12 @@ def set_context(context: WorkerContext | None) -> None:
     _current = context
 
 
+@functools.cache
+def _plain_scratch() -> tempfile.TemporaryDirectory[str]:
+    """The scratch folder where there is no run; removed when the interpreter ends."""
+    return tempfile.TemporaryDirectory(prefix="dbx_tf-plain-")
+
+
 def ask_driver(event: Event, body: Body) -> tuple[Event, IO[bytes]]:
     """Send the driver a request and wait for its answer: for worker.relay.
 
@@ -94,12 +100,10 @@ def get_context() -> WorkerContext:
     import tensorflow as tf
 
     strategy = tf.distribute.get_strategy()
-    scratch = Path(tempfile.gettempdir()) / f"dbx_tf-plain-{time.time_ns()}"
-    scratch.mkdir()
     return WorkerContext(
         strategy=strategy,
         worker_index=0,
         num_workers=1,
         num_replicas=strategy.num_replicas_in_sync,
-        scratch_dir=scratch,
+        scratch_dir=Path(_plain_scratch().name),
     )

@@ -131,7 +131,20 @@ def test_an_own_loop_has_metrics_too(spark: Any, tracking: Tracking, client: Any
 
 def test_every_name_of_a_strategy_gives_the_same(spark: Any, tracking: Tracking) -> None:
     """However train_fn imported a strategy's name, it gets the run's one, and is told what it does not get as asked."""
-    result = Runner(num_slots=2, tracking=tracking).run(train_fns.imported_names)
+    import tensorflow as tf
+
+    from dbx_tf import get_context
+
+    mirrored, current = tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy
+    old = tf.distribute.experimental.MultiWorkerMirroredStrategy
+    ring = tf.distribute.experimental.CommunicationImplementation.RING
+
+    def train_fn() -> list[bool]:
+        strategy = get_context().strategy
+        made = [mirrored(), current(), old(ring)]
+        return [*(each is strategy for each in made), isinstance(strategy, current)]
+
+    result = Runner(num_slots=2, tracking=tracking).run(train_fn)
     assert result.value == [True] * 4
     assert len(result.notices) == 2
     assert "MirroredStrategy, which never leaves its server" in result.notices[0]

@@ -65,20 +65,6 @@ def no_training() -> dict[str, Any]:
     }
 
 
-def imported_names() -> list[bool]:
-    """Ask for strategies by names that were imported, as much user code does."""
-    from tensorflow.distribute import MirroredStrategy
-    from tensorflow.distribute import MultiWorkerMirroredStrategy as Current
-    from tensorflow.distribute.experimental import CommunicationImplementation
-    from tensorflow.distribute.experimental import MultiWorkerMirroredStrategy as Old
-
-    from dbx_tf import get_context
-
-    strategy = get_context().strategy
-    made = [MirroredStrategy(), Current(), Old(CommunicationImplementation.RING)]
-    return [*(each is strategy for each in made), isinstance(strategy, Current)]
-
-
 def own_loop() -> dict[str, list[float]]:
     """A loop without Keras's fit, which logs and returns its metrics."""
     from dbx_tf import get_context
