@@ -42,7 +42,7 @@ def lay_out(num_slots: int, use_gpu: bool | None, gpu_resource_name: str, proble
             Problem(
                 "error",
                 "pyspark is not installed",
-                "Spark's workers, or this machine",
+                "workers are Spark tasks, or processes on this machine",
                 "install dbx-tf[spark], or use local_mode=True",
             )
         )
