@@ -33,7 +33,7 @@ class Tracking:
     log_model: bool = True
     """Log the final model."""
     enabled: bool = True
-    """False: nothing goes to MLflow; metrics are in the result alone."""
+    """False: nothing goes to MLflow, metrics are in the result alone, and mlflow.log_* in train_fn is an error."""
 
     def problems(self) -> tuple[Problem, ...]:
         """What is wrong with these settings, found without asking the server."""
