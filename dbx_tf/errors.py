@@ -135,7 +135,7 @@ def raise_problems(problems: tuple[Problem, ...]) -> None:
     """Raise one error with all the problems of level `error`, if there are any.
 
     Raises:
-        ConfigError: If the caller's arguments are at fault (see `config_problem`).
+        ConfigError: If one of them is an `ArgumentProblem`.
         ClusterError: If all of them come from the cluster or session.
     """
     errors = [p for p in problems if p.level == "error"]

@@ -197,7 +197,10 @@ class Supervisor:
         with self._changed:
             worker = self._workers[hello.worker_index]
             if connection is worker.task and worker.exited is None and not self._is_stopped:
-                text = "the Spark task was lost: its Python worker, its executor or its server is gone"
+                text = "the Spark task was lost: its Python worker, its executor or its server is gone; "
+                text += (
+                    "look whether the server was taken away (spot) or ran out of memory, and into the executor's log"
+                )
                 self._fail(worker, "TaskLost", text)
             self._changed.notify_all()
 

@@ -6,7 +6,6 @@ Runs on: workers, in the training process. The driver never needs to load the mo
 from __future__ import annotations
 
 import importlib.metadata
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +150,8 @@ def _requirements(legacy: bool) -> list[str]:
 def summarize(model: Any) -> str:
     """The table that `model.summary()` prints."""
     lines: list[str] = []
-    print_fn = {"print_fn": lambda line, **_: lines.append(str(line))}
     try:
-        model.summary(**(print_fn if "print_fn" in inspect.signature(model.summary).parameters else {}))
+        model.summary(print_fn=lambda line, **_: lines.append(str(line)))
     except ValueError as error:  # a model that was never built
         return f"{type(model).__name__}: {error}"
     return "\n".join(lines)

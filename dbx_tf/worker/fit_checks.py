@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dbx_tf.errors import ConfigError
+from dbx_tf.worker import fit_data
 
 
 def check_fit(
@@ -86,13 +87,9 @@ def _refuse_data(keras: Any, x: Any) -> str | None:
 
 def _uneven_batch(arguments: dict[str, Any], num_replicas: int) -> str | None:
     """Arrays whose batches can't be split evenly: TensorFlow gives each replica's mean the same weight."""
-    x = arguments["x"]
-    while isinstance(x, dict | list | tuple) and len(x):
-        x = next(iter(x.values())) if isinstance(x, dict) else x[0]
-    if not getattr(x, "shape", None):
+    num_rows, batch_size = fit_data.num_rows(arguments), fit_data.batch_size(arguments)
+    if num_rows is None or batch_size is None:
         return None
-    num_rows = int(x.shape[0] * (1 - (arguments["validation_split"] or 0.0)))
-    batch_size = int(arguments["batch_size"] or 32)
     sizes = {min(batch_size, num_rows), num_rows % batch_size} - {0}
     uneven = [size for size in sizes if size % num_replicas]
     if not uneven:

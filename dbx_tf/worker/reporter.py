@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dbx_tf.wire.events import Event, Metrics
+from dbx_tf.worker import fit_data
 
 
 class Reporter:
@@ -55,7 +56,7 @@ class Reporter:
                 own = callbacks if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
                 call.arguments["callbacks"] = [*first, *own, last]
             self.model = model
-            self.inputs = _describe(call.arguments["x"])
+            self.inputs = fit_data.describe(call.arguments["x"])
             return original(*call.args, **call.kwargs)
 
         keras.Model.fit = fit
@@ -65,8 +66,8 @@ class Reporter:
             keras.Model.fit = original
 
     def _callback(self, keras: Any, fit_arguments: dict[str, Any]) -> Any:
-        reporter, batch_size = self, _batch_size(fit_arguments)
-        num_rows = _num_rows(fit_arguments)
+        reporter, batch_size = self, fit_data.batch_size(fit_arguments)
+        num_rows = fit_data.num_rows(fit_arguments)
 
         class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
             """Sends the logs of each epoch; reads no variable that would need the other workers."""
@@ -121,48 +122,3 @@ def _iterations(model: Any) -> int:
     optimizer = getattr(model, "optimizer", None)
     iterations = getattr(optimizer, "iterations", None)
     return 0 if iterations is None else int(iterations.numpy())
-
-
-def _batch_size(fit_arguments: dict[str, Any]) -> int | None:
-    """The global batch size of a fit (examples), or None if it can't be told without reading the data."""
-    x = fit_arguments["x"]
-    if isinstance(x, dict | list | tuple) or hasattr(x, "shape"):
-        return int(fit_arguments["batch_size"] or 32)  # Keras's default
-    if not hasattr(x, "element_spec"):
-        return getattr(x, "batch_size", None)  # a PyDataset, by the convention of Keras's examples
-    leaf = x.element_spec
-    while isinstance(leaf, dict | list | tuple) and leaf:
-        leaf = next(iter(leaf.values())) if isinstance(leaf, dict) else leaf[0]
-    shape = getattr(leaf, "shape", None)
-    if shape is not None and shape.rank and shape[0]:
-        return int(shape[0])
-    # A dataset whose last batch may be smaller has no static batch size; the batch() inside it has. The attributes
-    # are private to tf.data (TensorFlow 2.21, data/ops/batch_op.py): without them the rate is not reported.
-    while x is not None:
-        if (size := getattr(x, "_batch_size", None)) is not None:
-            return int(size)
-        x = getattr(x, "_input_dataset", None)
-    return None
-
-
-def _num_rows(fit_arguments: dict[str, Any]) -> int | None:
-    x = fit_arguments["x"]
-    while isinstance(x, dict | list | tuple) and len(x):
-        x = next(iter(x.values())) if isinstance(x, dict) else x[0]
-    if not hasattr(x, "shape") or not len(x.shape):
-        return None
-    return int(x.shape[0] * (1 - (fit_arguments["validation_split"] or 0.0)))
-
-
-def _describe(x: Any) -> Any:
-    """Shapes ([batch, ...], batch unknown) and dtypes of a fit's inputs, as a structure of (shape, dtype) pairs."""
-    if hasattr(x, "element_spec"):
-        spec = x.element_spec
-        return _describe(spec[0] if isinstance(spec, tuple) else spec)
-    if isinstance(x, dict):
-        return {name: _describe(value) for name, value in x.items()}
-    if isinstance(x, list | tuple):
-        return [_describe(value) for value in x]
-    if hasattr(x, "shape") and hasattr(x, "dtype"):
-        return (None, *tuple(x.shape)[1:]), getattr(x.dtype, "name", str(x.dtype))
-    return None

@@ -83,7 +83,6 @@ def test_a_lost_python_worker_is_told(spark: Any, tracking: Tracking) -> None:
     def kill_one() -> None:
         while len(pids := training_processes()) < 2:
             time.sleep(0.05)
-        time.sleep(3)
         stat = Path(f"/proc/{pids[0]}/stat").read_text()
         os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
 
@@ -143,7 +142,6 @@ Runner(num_slots=2, local_mode=not {master}, tracking=tracking).run(train_fns.tr
         for line in driver.stdout:
             if "replicas in sync" in line:
                 break
-        time.sleep(2)
         driver.send_signal(number)
         driver.communicate(timeout=60)
         assert driver.returncode in (-number, 128 + number, 1)
