@@ -5,44 +5,46 @@ Runs on: workers, in the training process, on all of them alike.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from dbx_tf.errors import ConfigError
 from dbx_tf.worker import fit_data
+from dbx_tf.worker.agreement import gathered
 
 
-def check_fit(
-    keras: Any, model: Any, arguments: dict[str, Any], num_replicas: int, tell: Callable[[str], None]
-) -> None:
-    """Check a fit of Keras 3 on several replicas.
+def check_fit(model: Any, arguments: dict[str, Any], strategy: Any, tell: Callable[[str], None]) -> None:
+    """Check a fit on several replicas.
 
     Args:
-        keras: The module `keras`.
         model: The compiled model.
         arguments: What `fit` was called with, by name.
-        num_replicas: Model copies over all workers (count).
+        strategy: The run's strategy.
         tell: Called with a plain sentence for what is only told.
 
     Raises:
         ConfigError: If this fit would fail in the middle, or train something else than on one machine.
     """
-    for refuse in (_refuse_model_settings, _refuse_optimizer_settings):
-        if (reason := refuse(model)) is not None:
+    validation = arguments["validation_data"]
+    x = {"x": arguments["x"], "validation_data": validation[0] if isinstance(validation, tuple) else validation}
+    for reason in (
+        _refuse_model_settings(model),
+        _refuse_optimizer_settings(model),
+        *(_refuse_data(name, data) for name, data in x.items()),
+        _refuse_uneven(arguments, strategy),
+    ):
+        if reason is not None:
             raise ConfigError(reason)
-    if (reason := _refuse_data(keras, arguments["x"])) is not None:
-        raise ConfigError(reason)
-    if (text := _uneven_batch(arguments, num_replicas)) is not None:
-        tell(text)
+    for text in (*(_tell_sharding(data) for data in x.values()), _tell_losses_of_outputs(model, arguments)):
+        if text is not None:
+            tell(text)
 
 
 def _refuse_model_settings(model: Any) -> str | None:
-    # Keras 3.15.1 puts collectives into a tf.cond inside of a tf.while_loop, which TensorFlow 2.21 can't run.
-    if getattr(model, "steps_per_execution", 1) != 1:
+    if hasattr(model.train_step, "python_function"):
         return (
-            f"the model is compiled with steps_per_execution={model.steps_per_execution}; on several workers Keras can "
-            "only run one step at a time; leave it out of compile()"
+            f"the train_step of {type(model).__name__} is a tf.function; replicas can't add up their gradients inside "
+            "of one; leave the decorator out, Keras makes a graph of the step anyway"
         )
     if getattr(model, "jit_compile", None) is True and not _has_gpu():
         return (
@@ -68,37 +70,62 @@ def _refuse_optimizer_settings(model: Any) -> str | None:
     return None
 
 
-def _refuse_data(keras: Any, x: Any) -> str | None:
-    if inspect.isgenerator(x):
+def _refuse_data(name: str, x: Any) -> str | None:
+    if _auto_shard_policy(x) == "OFF":
         return (
-            "x is a Python generator; Keras reads its first batch to build the model and can't go back, and every "
-            "worker would read all of it; use keras.utils.PyDataset or tf.data.Dataset.from_generator"
+            f"{name} is a dataset with AutoShardPolicy.OFF; Keras still splits each of its batches over the replicas, "
+            "so rows would be dropped; use AutoShardPolicy.DATA on the whole data, or shard by hand with "
+            "strategy.distribute_datasets_from_function"
         )
-    if hasattr(x, "options") and hasattr(x, "element_spec"):
-        policy = x.options().experimental_distribute.auto_shard_policy
-        if policy.name == "OFF":
-            return (
-                "x is a dataset with AutoShardPolicy.OFF; Keras still splits each of its batches over the replicas, so "
-                "rows would be dropped; use AutoShardPolicy.DATA on the whole data, or shard by hand with "
-                "strategy.distribute_datasets_from_function"
-            )
     return None
 
 
-def _uneven_batch(arguments: dict[str, Any], num_replicas: int) -> str | None:
-    """Arrays whose batches can't be split evenly: TensorFlow gives each replica's mean the same weight."""
-    num_rows, batch_size = fit_data.num_rows(arguments), fit_data.batch_size(arguments)
-    if num_rows is None or batch_size is None:
+def _refuse_uneven(arguments: dict[str, Any], strategy: Any) -> str | None:
+    """Datasets that differ between the workers, such as those of a function: Keras takes the steps from each one's."""
+    import tensorflow as tf
+
+    cardinality = getattr(arguments["x"], "cardinality", None)
+    is_distributed = isinstance(arguments["x"], tf.distribute.DistributedDataset)
+    mine = -1 if cardinality is None else int(cardinality() if callable(cardinality) else cardinality)
+    steps = arguments["steps_per_epoch"] or 0
+    counts = gathered(strategy, [int(is_distributed), steps or mine])
+    values = [count for _, count in counts]
+    if len(set(values)) == 1:
         return None
-    sizes = {min(batch_size, num_rows), num_rows % batch_size} - {0}
-    uneven = [size for size in sizes if size % num_replicas]
-    if not uneven:
+    batches = ", ".join(f"worker {index}: {count}" for index, count in enumerate(values))
+    return (
+        f"the workers' data have different numbers of batches ({batches}), so some would wait for others at the end; "
+        "give all of them the same data and let dbx_tf split it, or repeat() it and give fit steps_per_epoch"
+    )
+
+
+def _tell_sharding(x: Any) -> str | None:
+    policy = _auto_shard_policy(x)
+    if policy not in ("FILE", "HINT"):
         return None
     return (
-        f"{num_rows} rows in batches of {batch_size} leave a batch of {uneven[0]}, which {num_replicas} replicas can't "
-        "share evenly; its rows count a little more or less than on one machine; the results are the same as there "
-        f"when batch_size and the number of rows divide by {num_replicas}"
+        f"with AutoShardPolicy.{policy} each worker reads its own part of the data, so batches are made of other rows "
+        "than on one machine; AutoShardPolicy.DATA makes the same batches, and every worker reads all of the data"
     )
+
+
+def _tell_losses_of_outputs(model: Any, arguments: dict[str, Any]) -> str | None:
+    # Keras 3.15.1 weighs them by the size of the batch that its graph was traced with, see trainers/compile_utils.py.
+    losses = getattr(getattr(model, "_compile_loss", None), "_user_loss", None)
+    rows, size = fit_data.num_rows(arguments), fit_data.batch_size(arguments)
+    if not isinstance(losses, dict | list | tuple) or (rows and size and rows % size == 0):
+        return None
+    return (
+        "the loss of each output is reported as the mean over the batches; if the last batch is smaller, one machine's "
+        "Keras weighs the first batch more than the others in it; the total loss and the weights are the same"
+    )
+
+
+def _auto_shard_policy(x: Any) -> str | None:
+    """The name of a tf.data dataset's policy; None for anything else."""
+    if not (hasattr(x, "options") and hasattr(x, "element_spec")):
+        return None
+    return str(x.options().experimental_distribute.auto_shard_policy.name)
 
 
 def _has_gpu() -> bool:

@@ -96,13 +96,13 @@ def train(job: Job, payload: bytes, folder: Path) -> int:
 def _train(
     job: Job, payload: bytes, folder: Path, connection: Connection, send: Callable[[Event], None]
 ) -> tuple[Finished, bytes]:
-    from dbx_tf.worker import keras_fixes
+    from dbx_tf.worker import agreement, keras_fixes, keras_loop, legacy_fixes, saving
     from dbx_tf.worker import strategy as strategies
     from dbx_tf.worker.fit_checks import check_fit
 
     legacy_keras = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
     # Nothing of the user's is loaded before the strategy stands: TensorFlow refuses it after the first operation.
-    strategy = strategies.build_strategy(legacy_keras=legacy_keras)
+    strategy = strategies.KerasMultiWorkerStrategy()  # waits until all workers have started theirs
     devices = [str(device) for device in strategy.extended.worker_devices]
     send(Ready(pid=os.getpid(), devices=devices, num_replicas=strategy.num_replicas_in_sync))
     _seed(job.seed)
@@ -113,12 +113,15 @@ def _train(
     keras = _keras(legacy_keras)
     num_replicas = strategy.num_replicas_in_sync
 
-    def prepare(model: Any, arguments: dict[str, Any]) -> list[Any]:
+    def prepare(model: Any, arguments: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         if num_replicas == 1:
-            return []
-        if not legacy_keras:
-            check_fit(keras, model, arguments, num_replicas, tell)
-        return [keras_fixes.average_statistics(keras, strategy, tell)]
+            return [], []
+        check_fit(model, arguments, strategy, tell)
+        callbacks = reporter.callbacks(arguments)
+        if job.worker_index != 0:
+            agreement.write_once(keras, callbacks, folder)
+        first = agreement.average_statistics(keras, strategy, tell)
+        return [first], [agreement.stay_together(keras, strategy, callbacks, tell)]
 
     reporter = Reporter(send, prepare)
     context = WorkerContext(
@@ -136,11 +139,13 @@ def _train(
         set_context(context)
         stack.callback(set_context, None)
         stack.enter_context(reporter.watch(keras))
-        if num_replicas > 1 and not legacy_keras:
-            stack.enter_context(keras_fixes.clipped_after_reduction(keras))
-            stack.enter_context(keras_fixes.scaled_scalar_losses())
-        train_fn, kwargs = cloudpickle.loads(payload)
+        if num_replicas > 1:
+            stack.enter_context((legacy_fixes if legacy_keras else keras_fixes).fixed(keras, tell))
+            stack.enter_context(saving.saved_whole(keras, folder))
+            if not legacy_keras:
+                stack.enter_context(keras_loop.replaced(keras))
         with strategy.scope():
+            train_fn, kwargs = cloudpickle.loads(payload)
             value = train_fn(**kwargs)
         return _finish(job, value, reporter, folder / "model", connection, send)
 

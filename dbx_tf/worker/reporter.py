@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from dbx_tf.errors import DbxTfError
 from dbx_tf.wire.events import Event, Metrics
 from dbx_tf.worker import fit_data
 
@@ -21,13 +22,16 @@ class Reporter:
     """Follows the fits of one training process; remembers the last model that was fitted."""
 
     def __init__(
-        self, send: Callable[[Event], None], prepare: Callable[[Any, dict[str, Any]], list[Any]] | None = None
+        self,
+        send: Callable[[Event], None],
+        prepare: Callable[[Any, dict[str, Any]], tuple[list[Any], list[Any]]] = lambda _model, _arguments: ([], []),
     ) -> None:
         """Report through `send`.
 
         Args:
             send: Takes the events.
-            prepare: Called with the model and fit's arguments; may refuse, and returns callbacks to run before others.
+            prepare: Called with the model and fit's arguments; may refuse, and returns callbacks to run before the
+                user's and after them.
         """
         self._send, self._prepare = send, prepare
         self.model: Any = None
@@ -46,24 +50,36 @@ class Reporter:
         def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
             call = signature.bind(model, *args, **kwargs)
             call.apply_defaults()
-            callbacks = call.arguments["callbacks"]
-            first = self._prepare(model, call.arguments) if self._prepare else []
-            last = self._callback(keras, call.arguments)
-            if isinstance(callbacks, keras.callbacks.CallbackList):
-                callbacks.callbacks[:0] = first
-                callbacks.append(last)
+            own = self.callbacks(call.arguments)
+            first, last = self._prepare(model, call.arguments)
+            all_callbacks = [*first, *own, *last, self._callback(keras, call.arguments)]
+            if isinstance(call.arguments["callbacks"], keras.callbacks.CallbackList):
+                call.arguments["callbacks"].callbacks[:] = all_callbacks
             else:
-                own = callbacks if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
-                call.arguments["callbacks"] = [*first, *own, last]
+                call.arguments["callbacks"] = all_callbacks
             self.model = model
             self.inputs = fit_data.describe(call.arguments["x"])
-            return original(*call.args, **call.kwargs)
+            try:
+                return original(*call.args, **call.kwargs)
+            except Exception as error:
+                # AutoGraph makes another error of one that is raised in a step.
+                ours = _cause(error)
+                if ours is None or ours is error:
+                    raise
+                raise ours from None
 
         keras.Model.fit = fit
         try:
             yield
         finally:
             keras.Model.fit = original
+
+    @staticmethod
+    def callbacks(fit_arguments: dict[str, Any]) -> list[Any]:
+        """The user's callbacks for a fit."""
+        given = fit_arguments["callbacks"]
+        given = getattr(given, "callbacks", given)  # a CallbackList
+        return list(given) if isinstance(given, list | tuple) else [given] if given else []
 
     def _callback(self, keras: Any, fit_arguments: dict[str, Any]) -> Any:
         reporter, batch_size = self, fit_data.batch_size(fit_arguments)
@@ -102,6 +118,12 @@ class Reporter:
                 reporter._send(Metrics(values={**to_floats(logs or {}), **values}, step=step, is_epoch=True))
 
         return EpochReporter()
+
+
+def _cause(error: BaseException | None) -> DbxTfError | None:
+    while error is not None and not isinstance(error, DbxTfError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def to_floats(logs: dict[str, Any]) -> dict[str, float]:

@@ -3,11 +3,12 @@
 `make conformance` runs this and writes docs/conformance.md.
 """
 
+import functools
 import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,37 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dbx_tf import Runner, RunResult, Tracking
+from dbx_tf import Runner, Tracking
 
-from . import cases
+from .cases import CASES, Case, run_cases
+from .cases.runs import FIXED, run_cases_without_fixes
+from .cases.table import TOLERANCE
 
-TOLERANCE = 1e-5
 HERE = Path(__file__).parent
 WRITE_TABLE = "DBX_TF_CONFORMANCE_TABLE"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One table: a Keras and a number of workers."""
+
+    keras_name: str
+    num_workers: int
+    cases: dict[str, Case]
+
+    def expected(self, case: Case) -> str:
+        """What is expected of a case on this stack."""
+        return case.legacy or case.expected if self.keras_name == "tf_keras" else case.expected
+
+
+STACKS = {
+    "keras": Stack("keras", 2, CASES),
+    "keras-3": Stack("keras", 3, {name: case for name, case in CASES.items() if case.three}),
+    "tf_keras": Stack("tf_keras", 2, {name: case for name, case in CASES.items() if case.legacy != "absent"}),
+}
+TABLE = [(stack, name) for stack, entry in STACKS.items() for name in entry.cases]
 
 
 def differences(one: Any, other: Any) -> float:
@@ -34,61 +57,85 @@ def differences(one: Any, other: Any) -> float:
     if isinstance(one, list | tuple):
         assert len(one) == len(other)
         return max((differences(a, b) for a, b in zip(one, other, strict=True)), default=0.0)
-    return float(np.abs(np.asarray(one, float) - np.asarray(other, float)).max())
+    one, other = np.asarray(one, float), np.asarray(other, float)
+    assert one.shape == other.shape
+    assert (np.isnan(one) == np.isnan(other)).all()
+    return float(np.nan_to_num(np.abs(one - other)).max()) if one.size else 0.0
 
 
 @dataclass
 class Outcomes:
-    """What the cases gave alone and on the workers."""
+    """What the cases of a stack gave alone and on the workers."""
 
+    stack: Stack
     alone: Path
     together: Path
-    run: RunResult[None]
+    notices: tuple[str, ...]
     rows: dict[str, str] = field(default_factory=dict)
 
     def of(self, name: str) -> list[Any]:
-        """A case's outcomes: one process, worker 0, worker 1."""
-        paths = (self.alone / f"{name}.0.pkl", self.together / f"{name}.0.pkl", self.together / f"{name}.1.pkl")
-        return [pickle.loads(path.read_bytes()) for path in paths]
+        """A case's outcomes: of one process, and of each worker."""
+        workers = [self.together / f"{name}.{index}.pkl" for index in range(self.stack.num_workers)]
+        return [pickle.loads(path.read_bytes()) for path in (self.alone / f"{name}.0.pkl", *workers)]
+
+
+def run_alone(folder: Path, keras_name: str, names: list[str]) -> None:
+    """Run cases in a plain process, without dbx_tf's runner."""
+    arguments = (str(folder), names, keras_name)
+    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import cases; cases.run_cases(*{arguments!r})"
+    legacy = {"TF_USE_LEGACY_KERAS": "1"} if keras_name == "tf_keras" else {}
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", **legacy}
+    subprocess.run([sys.executable, "-c", code], env=env, timeout=600, check=True)
 
 
 @pytest.fixture(scope="session")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
-    """Run all cases: once in a plain process without dbx_tf's runner, once in two that train together."""
-    alone, together = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("together")
-    names = list(cases.CASES)
-    plain = f"import sys; sys.path.insert(0, {str(HERE)!r}); import cases; cases.run_cases({str(alone)!r}, {names!r})"
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
-    subprocess.run([sys.executable, "-c", plain], env=env, timeout=500, check=True)
-    runner = Runner(num_slots=2, local_mode=True, tracking=Tracking(enabled=False))
-    outcomes = Outcomes(alone, together, runner.run(cases.run_cases, folder=str(together), names=names))
+def outcomes_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Outcomes]]:
+    """Run all cases of a stack, once alone and once on workers, when they are asked for first."""
+
+    @functools.cache
+    def alone(keras_name: str) -> Path:
+        folder = tmp_path_factory.mktemp("alone")
+        run_alone(folder, keras_name, [n for s in STACKS.values() if s.keras_name == keras_name for n in s.cases])
+        return folder
+
+    @functools.cache
+    def outcomes(name: str) -> Outcomes:
+        stack, together = STACKS[name], tmp_path_factory.mktemp("together")
+        env = {"TF_USE_LEGACY_KERAS": "1"} if stack.keras_name == "tf_keras" else {}
+        runner = Runner(num_slots=stack.num_workers, local_mode=True, tracking=Tracking(enabled=False), env=env)
+        run = runner.run(run_cases, folder=str(together), names=list(stack.cases), keras_name=stack.keras_name)
+        return Outcomes(stack, alone(stack.keras_name), together, tuple(run.notices))
+
     yield outcomes
     if table := os.environ.get(WRITE_TABLE):
-        Path(table).write_text(as_table(outcomes.rows))
+        Path(table).write_text(as_table({name: outcomes(name) for name in STACKS}))
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", list(cases.CASES))
-def test_case(outcomes: Outcomes, name: str) -> None:
+@pytest.mark.parametrize(("stack", "name"), TABLE)
+def test_case(outcomes_of: Callable[[str], Outcomes], stack: str, name: str) -> None:
     """The case is equal, told or refused, as the table says."""
-    case = cases.CASES[name]
-    alone, chief, other = outcomes.of(name)
+    outcomes, case = outcomes_of(stack), CASES[name]
+    alone, *workers = outcomes.of(name)
+    expected = outcomes.stack.expected(case)
     assert "error" not in alone, alone
-    if case.expected == "refused":
-        for outcome in (chief, other):
-            assert outcome["error"].startswith("ConfigError: ")
+    if expected == "refused":
+        for outcome in workers:
+            assert outcome.get("error", "no error").startswith("ConfigError: ")
             assert case.text in outcome["error"]
-        outcomes.rows[name] = f"refused | {chief['error'].removeprefix('ConfigError: ')}"
+        outcomes.rows[name] = f"refused | {workers[0]['error'].removeprefix('ConfigError: ')}"
         return
-    assert "error" not in chief, chief
-    assert differences(chief, other) == 0.0, "the workers differ from each other"
-    difference = differences(alone, chief)
-    if case.expected == "told":
-        (notice,) = [notice for notice in outcomes.run.notices if case.text in notice]
-        outcomes.rows[name] = f"told | {notice}"
+    for worker in workers:
+        assert "error" not in worker, worker
+        assert differences(workers[0], worker) == 0.0, "the workers differ from each other"
+    notices = [notice for notice in outcomes.notices if (case.notice or case.text) in notice]
+    if case.notice or expected == "told":
+        assert notices, outcomes.notices
+    if expected == "told":
+        outcomes.rows[name] = f"told | {notices[0]}"
         return
-    assert difference <= TOLERANCE
-    outcomes.rows[name] = f"equal | {difference:.0e}"
+    difference = differences(alone, workers[0])
+    assert difference <= case.tolerance
+    outcomes.rows[name] = f"equal | {difference:.0e}{' and told: ' + notices[0] if case.notice else ''}"
 
 
 @pytest.fixture(scope="session")
@@ -96,28 +143,41 @@ def unfixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The outcomes of the cases that need a fix, without it."""
     folder = tmp_path_factory.mktemp("unfixed")
     runner = Runner(num_slots=2, local_mode=True, tracking=Tracking(enabled=False))
-    runner.run(cases.run_cases_without_fixes, folder=str(folder), names=list(cases.FIXED))
+    runner.run(run_cases_without_fixes, folder=str(folder))
     return folder
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", cases.FIXED)
-def test_a_fix_is_still_needed(outcomes: Outcomes, unfixed: Path, name: str) -> None:
+@pytest.mark.parametrize("name", FIXED)
+def test_a_fix_is_still_needed(outcomes_of: Callable[[str], Outcomes], unfixed: Path, name: str) -> None:
     """Without dbx_tf's fix the case is wrong: when this fails, Keras has mended it and the fix can go."""
-    alone, _, _ = outcomes.of(name)
+    alone, *_ = outcomes_of("keras").of(name)
     chief, other = (pickle.loads((unfixed / f"{name}.{index}.pkl").read_bytes()) for index in (0, 1))
-    assert max(differences(alone, chief), differences(chief, other)) > 10 * TOLERANCE
+    if "error" not in {**chief, **other}:
+        assert max(differences(alone, chief), differences(chief, other)) > 10 * TOLERANCE
 
 
-def as_table(rows: dict[str, str]) -> str:
+def as_table(tables: dict[str, Outcomes]) -> str:
     """The cases that held, as Markdown."""
-    counts = {kind: sum(row.startswith(kind) for row in rows.values()) for kind in ("equal", "told", "refused")}
-    different = len(cases.CASES) - len(rows)
-    summary = ", ".join(f"{count} {kind}" for kind, count in {**counts, "different": different}.items())
-    body = "".join(f"| {name.replace('_', ' ')} | {row} |\n" for name, row in rows.items())
-    return (
-        "# Conformance\n\nWritten by `make conformance`: training on 2 workers against one process with the same "
+    text = (
+        "# Conformance\n\nWritten by `make conformance`: training on several workers against one process with the same "
         "global batch, seed and data. For equal cases, the largest difference in weights, history, evaluation and "
-        "prediction."
-        f"\n\n{summary}\n\n| case | outcome | |\n|---|---|---|\n{body}"
+        "prediction.\n"
     )
+    for outcomes in tables.values():
+        rows = outcomes.rows
+        counts = {kind: sum(row.startswith(kind) for row in rows.values()) for kind in ("equal", "told", "refused")}
+        counts["different"] = len(outcomes.stack.cases) - len(rows)
+        summary = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        body = "".join(f"| {name.replace('_', ' ')} | {row} |\n" for name, row in rows.items())
+        title = (
+            f"{outcomes.stack.keras_name} {version(outcomes.stack.keras_name)} on {outcomes.stack.num_workers} workers"
+        )
+        text += f"\n## {title}\n\n{summary}\n\n| case | outcome | |\n|---|---|---|\n{body}"
+    return text
+
+
+def version(package: str) -> str:
+    """The installed version of a package."""
+    import importlib.metadata
+
+    return importlib.metadata.version(package)
