@@ -14,7 +14,12 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup java demo test test-fast test-wheel lint format conformance bench clean
+# A Databricks ML runtime whose packages `make test-runtime` installs, see conf/constraints-*.txt; they have Python 3.12.
+RUNTIME ?= 17.3-ml
+RUNTIME_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12) python3.12)
+RUNTIME_BIN := .venv-$(RUNTIME)/bin
+
+.PHONY: help setup java demo test test-fast test-wheel test-runtime lint format conformance bench clean
 
 help: ## Show the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -34,14 +39,21 @@ java:
 demo: setup ## Train on two real workers of a local Spark; metrics and model go to a local MLflow store
 	$(BIN)/dbx-tf demo
 
-test: setup ## Run all tests
-	$(BIN)/python -m pytest
+test: setup ## Run the tests, all but the further tables of `make conformance`
+	$(BIN)/python -m pytest -m 'not table'
 
 test-fast: setup ## Run the tests that need no Spark, no training and no server
 	$(BIN)/python -m pytest -m 'not slow'
 
 test-wheel: setup ## Run the fast tests against the built wheel, away from the source
 	conf/test-wheel.sh $(BIN)/python
+
+test-runtime: java ## Run the core tests with the packages of an older Databricks ML runtime (RUNTIME=17.3-ml or 18-ml)
+	test -d .venv-$(RUNTIME) || $(RUNTIME_PYTHON) -m venv .venv-$(RUNTIME)
+	$(RUNTIME_BIN)/python -m pip install --quiet -c conf/constraints-$(RUNTIME).txt --editable '.[tf,test]' pyspark
+	PYSPARK_PYTHON=$(CURDIR)/$(RUNTIME_BIN)/python PYSPARK_DRIVER_PYTHON=$(CURDIR)/$(RUNTIME_BIN)/python \
+	  DBX_TF_CONFORMANCE_TABLE=$(CURDIR)/docs/conformance-$(RUNTIME).md \
+	  $(RUNTIME_BIN)/python -m pytest -m 'not table' tests/unit tests/spark/test_run.py tests/conformance
 
 lint: setup ## Check format, style, types and import layers
 	$(BIN)/ruff format --check
@@ -53,12 +65,12 @@ format: setup ## Format the code
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-conformance: setup ## Compare 2 workers with one process, case by case, and write docs/conformance.md
+conformance: setup ## Compare 2 and 3 workers with one process, case by case, and write docs/conformance.md
 	DBX_TF_CONFORMANCE_TABLE=$(CURDIR)/docs/conformance.md $(BIN)/python -m pytest tests/conformance
-	@sed -n 5p docs/conformance.md
+	@grep -A 2 '^## ' docs/conformance.md
 
 bench: setup ## Measure what a run costs, and write docs/benchmarks.md
-	$(BIN)/python -m tests.benchmarks.bench_overhead
+	$(BIN)/python -m tests.benchmarks
 
 clean: ## Remove what make has made
-	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .venv-* .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -115,6 +115,7 @@ def stay_together(keras: Any, strategy: Any, callbacks: list[Any], tell: Callabl
             """Stop where any worker stops, and see that all have the same weights."""
             self._agree_on_the_end()
             self._check_weights()
+            _check_metrics(strategy, self.model, tell)  # tf_keras has them after the first step
 
         def _agree_on_the_end(self) -> None:
             stops = gathered(strategy, [int(bool(self.model.stop_training))])
@@ -158,7 +159,7 @@ def gathered(strategy: Any, values: list[int]) -> list[list[int]]:
 
 
 def _check_metrics(strategy: Any, model: Any, tell: Callable[[str], None]) -> None:
-    for metric in model.metrics:
+    for metric in (own for group in model.metrics for own in getattr(group, "metrics", [group])):
         if not all(strategy.extended.variable_created_in_scope(_tensorflow_variable(v)) for v in metric.variables):
             raise ConfigError(
                 f"the metric {metric.name} was made outside of the strategy's scope, so every worker would report its "

@@ -11,6 +11,7 @@ from typing import Any
 from dbx_tf.errors import ConfigError
 from dbx_tf.worker import fit_data
 from dbx_tf.worker.agreement import gathered
+from dbx_tf.worker.export import is_legacy
 
 
 def check_fit(model: Any, arguments: dict[str, Any], strategy: Any, tell: Callable[[str], None]) -> None:
@@ -55,6 +56,8 @@ def _refuse_model_settings(model: Any) -> str | None:
 
 
 def _refuse_optimizer_settings(model: Any) -> str | None:
+    if is_legacy(model):
+        return None
     optimizer: Any = getattr(model, "optimizer", None)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     settings = {"gradient_accumulation_steps": "a larger batch_size"}

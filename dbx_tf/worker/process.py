@@ -141,7 +141,7 @@ def _train(
         stack.enter_context(reporter.watch(keras))
         if num_replicas > 1:
             stack.enter_context((legacy_fixes if legacy_keras else keras_fixes).fixed(keras, tell))
-            stack.enter_context(saving.saved_whole(keras, folder))
+            stack.enter_context(saving.saved_whole(keras, folder, str(job.seed)))
             if not legacy_keras:
                 stack.enter_context(keras_loop.replaced(keras))
         with strategy.scope():

@@ -40,7 +40,8 @@ def free_port() -> int:
 def run(code: str, workers: list[str], index: int) -> "subprocess.Popen[str]":
     """Start one process, as a worker if there are any."""
     strategy = "Strategy" if "STOCK" not in code else "tf.distribute.MultiWorkerMirroredStrategy"
-    end = f"print('RESULT', main({strategy if workers else 'tf.distribute.get_strategy'}), flush=True)\nimport os; os._exit(0)"
+    strategy = strategy if workers else "tf.distribute.get_strategy"
+    end = f"print('RESULT', main({strategy}), flush=True)\nimport os; os._exit(0)"
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     if workers:
         env["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})

@@ -1,4 +1,4 @@
-"""What a run of dbx_tf costs over the same two processes started by hand; writes docs/benchmarks.md.
+"""What a run of dbx_tf costs over the same two processes started by hand.
 
 Both sides train the same tf_keras model on the same data in two processes on this machine; by hand, with TF_CONFIG, no
 launcher, no MLflow and no model saved. Runs alternate, so that other load on the machine hits both.
@@ -6,7 +6,6 @@ launcher, no MLflow and no model saved. Runs alternate, so that other load on th
 
 import json
 import os
-import platform
 import socket
 import statistics
 import subprocess
@@ -14,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from dbx_tf import Runner, Tracking
 
@@ -65,8 +63,8 @@ def by_runner(tracking: Tracking) -> Callable[[], float]:
     return lambda: runner.run(train_fn).seconds
 
 
-def main() -> None:
-    """Measure and write the table."""
+def section() -> str:
+    """The measurement as Markdown."""
     with tempfile.TemporaryDirectory() as folder:
         database = Tracking(tracking_uri=f"sqlite:///{folder}/mlflow.db")
         sides = {
@@ -82,22 +80,9 @@ def main() -> None:
                     seconds[name].append(taken)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     base = medians["two processes by hand"]
-    lines = [
-        "# Benchmarks",
-        "",
-        "Written by `make bench`. What a whole run costs, from the call to the result, for a training that takes no",
-        "time by itself: two workers, one machine, tf_keras, 2 epochs of 8 steps. Compare the ratios, not the seconds.",
-        "",
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; ",
-        f"medians of {ROUNDS} alternating runs.",
-        "",
-        "| | seconds | ratio |",
-        "|---|---|---|",
-        *(f"| {name} | {median:.1f} | {median / base:.2f} |" for name, median in medians.items()),
-    ]
-    Path("docs/benchmarks.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
-
-
-if __name__ == "__main__":
-    main()
+    rows = "".join(f"| {name} | {median:.1f} | {median / base:.2f} |\n" for name, median in medians.items())
+    return (
+        "## A run\n\nFrom the call to the result, for a training that takes no time by itself: two workers of one "
+        f"machine, tf_keras, 2 epochs of 8 steps; medians of {ROUNDS} alternating runs.\n\n"
+        f"| | seconds | ratio |\n|---|---|---|\n{rows}"
+    )
