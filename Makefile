@@ -15,7 +15,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 # A Databricks ML runtime whose packages `make test-runtime` installs, see conf/constraints-*.txt; they have Python 3.12.
-RUNTIME ?= 17.3-ml
+RUNTIME ?= 17.3
 RUNTIME_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12) python3.12)
 RUNTIME_BIN := .venv-$(RUNTIME)/bin
 
@@ -48,7 +48,7 @@ test-fast: setup ## Run the tests that need no Spark, no training and no server
 test-wheel: setup ## Run the fast tests against the built wheel, away from the source
 	conf/test-wheel.sh $(BIN)/python
 
-test-runtime: java ## Run the core tests with the packages of an older Databricks ML runtime (RUNTIME=17.3-ml or 18-ml)
+test-runtime: java ## Run the core tests with the packages of an older Databricks ML runtime (RUNTIME=17.3 or 18)
 	test -d .venv-$(RUNTIME) || $(RUNTIME_PYTHON) -m venv .venv-$(RUNTIME)
 	$(RUNTIME_BIN)/python -m pip install --quiet -c conf/constraints-$(RUNTIME).txt --editable '.[tf,test]' pyspark
 	PYSPARK_PYTHON=$(CURDIR)/$(RUNTIME_BIN)/python PYSPARK_DRIVER_PYTHON=$(CURDIR)/$(RUNTIME_BIN)/python \

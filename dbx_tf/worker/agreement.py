@@ -5,6 +5,7 @@ Runs on: workers, in the training process, on all of them alike.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -152,10 +153,20 @@ def write_once(keras: Any, callbacks: list[Any], scratch_dir: Path) -> None:
 
 def gathered(strategy: Any, values: list[int]) -> list[list[int]]:
     """The values (non-negative integers below 2**63) of every worker, in their order; all workers have to call it."""
-    num_local = len(strategy.extended.worker_devices)
-    tensor = strategy.experimental_distribute_values_from_function(lambda _: tf.constant([values], tf.int64))
-    per_replica: list[list[int]] = strategy.gather(tensor, axis=0).numpy().tolist()
-    return per_replica[::num_local]
+    per_replica: list[list[int]] = _gathering(strategy)(tf.constant(values, tf.int64)).numpy().tolist()
+    return per_replica[:: len(strategy.extended.worker_devices)]
+
+
+@functools.cache
+def _gathering(strategy: Any) -> Any:
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])  # type: ignore[untyped-decorator]  # as above
+    def gather(values: Any) -> Any:
+        def each() -> Any:
+            return tf.distribute.get_replica_context().all_gather(values[None], axis=0)
+
+        return strategy.experimental_local_results(strategy.run(each))[0]
+
+    return gather
 
 
 def _check_metrics(strategy: Any, model: Any, tell: Callable[[str], None]) -> None:

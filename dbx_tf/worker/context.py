@@ -31,12 +31,15 @@ class WorkerContext:
     """This worker's position, from 0."""
     num_workers: int
     """Workers in the run (count)."""
-    num_replicas: int
-    """Model copies over all workers, `strategy.num_replicas_in_sync` (count)."""
     scratch_dir: Path
     """A folder of this worker's own on its local disk; removed when the run ends."""
     _log: Callable[[str, float, int], None] = field(default=_log_nowhere, repr=False)
     _ask: Callable[[Event, Body], tuple[Event, IO[bytes]]] | None = field(default=None, repr=False)
+
+    @property
+    def num_replicas(self) -> int:
+        """Model copies over all workers, `strategy.num_replicas_in_sync` (count)."""
+        return int(self.strategy.num_replicas_in_sync)
 
     @property
     def is_chief(self) -> bool:
@@ -104,6 +107,5 @@ def get_context() -> WorkerContext:
         strategy=strategy,
         worker_index=0,
         num_workers=1,
-        num_replicas=strategy.num_replicas_in_sync,
         scratch_dir=Path(_plain_scratch().name),
     )

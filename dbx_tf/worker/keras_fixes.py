@@ -6,6 +6,7 @@ Runs on: workers, in the training process. `test_a_fix_is_still_needed` runs a c
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
@@ -240,13 +241,22 @@ def normalized_without_rows(keras: Any) -> Iterator[None]:
 
 @contextmanager
 def added_losses_told(keras: Any, tell: Callable[[str], None]) -> Iterator[None]:
-    """Tell how the loss counts that a layer of the user's adds."""
-    tell_once = functools.cache(tell)
+    """Tell how the loss counts that a layer of the user's adds; keep an activity regularizer's a sum where it is one.
 
-    def add(_: Step, original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not type(layer).__module__.startswith(("keras.", "tf_keras.")):
+    Before 3.15 Keras 3 (layers/layer.py) adds the sum over the rows for it, later their mean, as tf_keras does.
+    """
+    tell_once = functools.cache(tell)
+    probe = keras.layers.ActivityRegularization(l2=1.0, name="probe")
+    probe(tf.ones((2, 1)))
+    is_sum = float(probe.losses[0]) > 1
+
+    def add(step: Step, original: Any, layer: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        caller = str(sys._getframe(2).f_globals.get("__name__", ""))
+        if not caller.startswith(("keras.", "tf_keras.")):
             tell_once(_ADDED_LOSS)
-        return original(layer, *args, **kwargs)
+        elif is_sum:
+            loss = step.unscale(loss)
+        return original(layer, loss, *args, **kwargs)
 
     with replaced(keras.layers.Layer, add_loss=in_step(add)):
         yield

@@ -128,7 +128,6 @@ def _train(
         strategy=strategy,
         worker_index=job.worker_index,
         num_workers=job.num_workers,
-        num_replicas=num_replicas,
         scratch_dir=folder,
         _log=lambda key, value, step: send(Metrics(values={key: value}, step=step, is_epoch=False)),
         _ask=Requests(connection).ask,

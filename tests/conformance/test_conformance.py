@@ -4,6 +4,7 @@
 """
 
 import functools
+import importlib.metadata
 import os
 import pickle
 import subprocess
@@ -24,6 +25,14 @@ from .cases.table import TOLERANCE
 
 HERE = Path(__file__).parent
 WRITE_TABLE = "DBX_TF_CONFORMANCE_TABLE"
+
+
+def version(package: str) -> str:
+    """The installed version of a package."""
+    return importlib.metadata.version(package)
+
+
+IS_NEWEST = tuple(int(part) for part in version("keras").split(".")[:2]) >= (3, 15)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -135,6 +144,10 @@ def test_case(outcomes_of: Callable[[str], Outcomes], stack: str, name: str) -> 
     outcomes, case = outcomes_of(stack), CASES[name]
     alone, *workers = outcomes.of(name)
     expected = outcomes.stack.expected(case)
+    if "error" in alone and not IS_NEWEST:
+        assert all("error" in worker for worker in workers)
+        outcomes.rows[name] = f"absent | this version can't do it on one machine either: {alone['error']}"
+        return
     assert "error" not in alone, alone
     if expected == "refused":
         for outcome in workers:
@@ -182,7 +195,8 @@ def as_table(tables: dict[str, Outcomes]) -> str:
     )
     for outcomes in tables.values():
         rows = outcomes.rows
-        counts = {kind: sum(row.startswith(kind) for row in rows.values()) for kind in ("equal", "told", "refused")}
+        kinds = ("equal", "told", "refused", "absent")
+        counts = {kind: sum(row.startswith(kind) for row in rows.values()) for kind in kinds}
         counts["different"] = len(outcomes.stack.cases) - len(rows)
         summary = ", ".join(f"{count} {kind}" for kind, count in counts.items())
         body = "".join(f"| {name.replace('_', ' ')} | {row} |\n" for name, row in rows.items())
@@ -191,10 +205,3 @@ def as_table(tables: dict[str, Outcomes]) -> str:
         )
         text += f"\n## {title}\n\n{summary}\n\n| case | outcome | |\n|---|---|---|\n{body}"
     return text
-
-
-def version(package: str) -> str:
-    """The installed version of a package."""
-    import importlib.metadata
-
-    return importlib.metadata.version(package)

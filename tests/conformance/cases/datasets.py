@@ -210,14 +210,40 @@ def py_dataset(keras: Any) -> Any:
     return fit(keras, Batches(), shuffle=True)
 
 
-@case()
-def ragged(keras: Any) -> Any:
+@case(three=True)
+def batches_of_different_lengths(keras: Any) -> Any:
+    """Sequences padded to the longest of their batch."""
+    import numpy as np
     import tensorflow as tf
 
-    x, y = data(131)
-    rows = tf.RaggedTensor.from_row_lengths(x.ravel(), [FEATURES] * 131)
-    batches = tf.data.Dataset.from_tensor_slices((rows, y)).batch(BATCH)
-    return fit(keras, batches.map(lambda x, y: (x.to_tensor(shape=(None, FEATURES)), y)))
+    lengths = np.random.RandomState(3).randint(1, 9, 131)
+    rows = tf.RaggedTensor.from_row_lengths(np.arange(lengths.sum()) % 9 + 1, lengths)
+    batches = tf.data.Dataset.from_tensor_slices((rows, data(131)[1])).ragged_batch(16)
+    layers = [keras.layers.Embedding(10, 4, mask_zero=True), keras.layers.LSTM(4), keras.layers.Dense(2)]
+    model = compiled(keras, keras.Sequential(layers))
+    history = model.fit(batches.map(lambda x, y: (x.to_tensor(), y)), epochs=2, verbose=0)
+    return weights_only(model, history=history.history)
+
+
+@case(legacy="absent")
+def ragged(keras: Any) -> Any:
+    import numpy as np
+    import tensorflow as tf
+
+    class Mean(keras.Model):  # type: ignore[misc]  # Keras is untyped
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = keras.layers.Dense(2)
+
+        def call(self, inputs: Any) -> Any:
+            rows = inputs.to_tensor() if isinstance(inputs, tf.RaggedTensor) else inputs
+            return self.out(keras.ops.sum(keras.ops.cast(rows, "float32"), axis=1, keepdims=True))
+
+    lengths = np.random.RandomState(3).randint(1, 9, 131)
+    rows = tf.RaggedTensor.from_row_lengths(np.arange(lengths.sum(), dtype="float32") % 9 / 9, lengths)
+    batches = tf.data.Dataset.from_tensor_slices((rows, data(131)[1])).ragged_batch(16)
+    model = compiled(keras, Mean())
+    return weights_only(model, history=model.fit(batches, epochs=2, verbose=0).history)
 
 
 @case()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .table import CASES, Case, case, network, train
+from .table import BATCH, CASES, Case, case, compiled, data, network, train
 
 _PLAIN = {
     "SGD": {"learning_rate": 0.05, "momentum": 0.9, "nesterov": True},
@@ -107,3 +107,17 @@ def mixed_float16_everywhere(keras: Any) -> Any:
         return train(keras)
     finally:
         keras.mixed_precision.set_global_policy("float32")
+
+
+@case(tolerance=1e-3, three=True)
+def loss_scaling_with_an_overflow_on_one_worker(keras: Any) -> Any:
+    """The step is left out on all workers, and the scale halved."""
+    hidden = keras.layers.Dense(8, activation="relu", dtype="mixed_float16")
+    inner = keras.optimizers.SGD(0.05)
+    make = keras.mixed_precision.LossScaleOptimizer if keras.__name__ == "tf_keras" else None
+    optimizer = make(inner) if make else keras.optimizers.LossScaleOptimizer(inner)
+    model = compiled(keras, network(keras, hidden), optimizer)
+    x, y = data()
+    x[BATCH - 1] = 3e4
+    history = model.fit(x, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0)
+    return {"weights": model.get_weights(), "accuracy": history.history["accuracy"]}
