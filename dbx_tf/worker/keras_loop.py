@@ -72,26 +72,24 @@ def _executing(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     It raises StopIteration if there is no batch left.
     """
-    one, single, many = _functions(model, step)
+    one, many = _functions(model, step)
 
     def execute(iterator: Any) -> Any:
         num_steps = model.steps_per_execution
-        is_known = isinstance(iterator, BatchIterator) and not model.run_eagerly
-        claimed = iterator.claim(num_steps) if is_known else None
-        if claimed is None:
-            logs = one(next(iterator))
-            for _, data in zip(range(num_steps - 1), iterator, strict=False):
-                logs = one(data)
-            return logs
-        if claimed == 0:
-            raise StopIteration
-        return single(iterator.distributed) if claimed == 1 else many(iterator.distributed, tf.constant(claimed))
+        can_loop = num_steps > 1 and isinstance(iterator, BatchIterator) and not model.run_eagerly
+        claimed = iterator.claim(num_steps) if can_loop else None
+        if claimed:
+            return many(iterator.distributed, tf.constant(claimed))
+        logs = one(next(iterator))
+        for _, data in zip(range(num_steps - 1), iterator, strict=False):
+            logs = one(data)
+        return logs
 
     return execute
 
 
-def _functions(model: Any, step: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
-    """A step on given data, a step on an iterator, and several: each returns the logs of the last."""
+def _functions(model: Any, step: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """A step on given data, and several on an iterator: each returns the logs of the last."""
     strategy = model.distribute_strategy
 
     def run(data: Any) -> Any:
@@ -103,9 +101,6 @@ def _functions(model: Any, step: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
     def one(data: Any) -> Any:
         return reduced(run(data))
 
-    def single(iterator: Any) -> Any:
-        return one(next(iterator))
-
     def many(iterator: Any, num_steps: Any) -> Any:
         def body(index: Any) -> Any:
             run(next(iterator))
@@ -115,8 +110,8 @@ def _functions(model: Any, step: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
         return one(next(iterator))
 
     if model.run_eagerly:
-        return one, single, many
+        return one, many
     plain = tf.autograph.experimental.do_not_convert  # as in Keras
     run = tf.function(plain(run), reduce_retracing=True, jit_compile=model.jit_compile)
-    compiled = [tf.function(plain(function), reduce_retracing=True) for function in (one, single, many)]
-    return compiled[0], compiled[1], compiled[2]
+    one = tf.function(plain(one), reduce_retracing=True)
+    return one, tf.function(plain(many), reduce_retracing=True)

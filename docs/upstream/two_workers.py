@@ -62,9 +62,10 @@ def main(report: str) -> None:
             out, err = process.communicate(timeout=90)
         except subprocess.TimeoutExpired:
             process.kill()
-            out, err = "", "it does not end\n"
+            out, err = "", "Error: it does not end"
         lines = [line.removeprefix("RESULT ") for line in out.splitlines() if line.startswith("RESULT")]
-        print(f"{name}: {lines[0] if lines else err.strip().splitlines()[-1][:300]}")
+        errors = [line for line in err.splitlines() if "Error: " in line] or ["no result and no error"]
+        print(f"{name}: {lines[0] if lines else errors[-1][:300]}")
 
 
 if __name__ == "__main__":
