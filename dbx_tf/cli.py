@@ -30,7 +30,7 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt, SystemExit):  # Ctrl-C, or SIGTERM during a run
         click.echo("cancelled", err=True)
         code = _CANCELLED
     except DbxTfError as error:
