@@ -33,6 +33,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _SETUP_CAUSES: Final = ("ClusterError", "StartTimeout")
+_MAX_TAG: Final = 5000
+"""Characters of a tag's value that every MLflow server takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +114,13 @@ class _Run:
         elif not issubclass(kind, Exception):  # KeyboardInterrupt, SystemExit
             self._status = "KILLED"
         with self._stack, self._told("the workers' logs"):
+            if self._journal.notices:
+                self._tracker.set_tags({"dbx_tf.notices": "\n".join(self._journal.notices)[:_MAX_TAG]})
             if error is not None:
                 reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 self._supervisor.stop(reason)
                 self._launcher.finish()
-                self._tracker.set_tags({"dbx_tf.error": reason[:5000]})
+                self._tracker.set_tags({"dbx_tf.error": reason[:_MAX_TAG]})
             self._tracker.log_folder(self._journal.log_folder, "logs")
 
     @contextlib.contextmanager

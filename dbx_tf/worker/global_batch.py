@@ -6,7 +6,6 @@ of them come to the end at the same step without asking each other, which Tensor
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
@@ -59,15 +58,9 @@ class BatchIterator:
     """Takes the parts of global batches, to the end of the dataset."""
 
     def __init__(self, parts: Any, num_left: float | None) -> None:
-        self._parts, self._num_left = parts, num_left
-
-    @functools.cached_property
-    def distributed(self) -> Any:
-        """TensorFlow's iterator over this worker's parts; it may go on after the end.
-
-        Made when the first step needs it: Keras asks for one more iterator than there are epochs, and each takes long.
-        """
-        return iter(self._parts)
+        self.distributed = iter(parts)
+        """TensorFlow's iterator over this worker's parts; it may go on after the end."""
+        self._num_left = num_left
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -49,6 +49,20 @@ def test_a_run_holds_everything(spark: Any, tracking: Tracking, client: Any) -> 
     assert [f"models:/{output.model_id}" for output in outputs] == [result.model_uri]
 
 
+def ask_for_mirrored_strategy() -> None:
+    """The mistake that dbx_tf tells of."""
+    import tensorflow as tf
+
+    tf.distribute.MirroredStrategy()
+
+
+def test_notices_are_a_tag_of_the_run(tracking: Tracking, client: Any) -> None:
+    result = Runner(num_slots=1, local_mode=True, tracking=tracking).run(ask_for_mirrored_strategy)
+    tag = client.get_run(result.run_id).data.tags["dbx_tf.notices"]
+    assert tag == "\n".join(result.notices)
+    assert "train_fn asked for MirroredStrategy" in tag
+
+
 def test_metrics_arrive_while_it_trains(spark: Any, tracking: Tracking, client: Any) -> None:
     """The first epoch is in MLflow before the last one has begun."""
     result = Runner(num_slots=1, tracking=tracking).run(train_slowly)
