@@ -170,7 +170,7 @@ def _gathering(strategy: Any) -> Any:
 
 
 def _check_metrics(strategy: Any, model: Any, tell: Callable[[str], None]) -> None:
-    for metric in (own for group in model.metrics for own in getattr(group, "metrics", [group])):
+    for metric in (own for group in model.metrics for own in (getattr(group, "metrics", None) or [group])):
         if not all(strategy.extended.variable_created_in_scope(_tensorflow_variable(v)) for v in metric.variables):
             raise ConfigError(
                 f"the metric {metric.name} was made outside of the strategy's scope, so every worker would report its "
