@@ -48,7 +48,7 @@ test-fast: setup ## Run the tests that need no Spark, no training and no server
 test-wheel: setup ## Run the fast tests against the built wheel, away from the source
 	conf/test-wheel.sh $(BIN)/python
 
-test-runtime: java ## Run the core tests with the packages of an older Databricks ML runtime (RUNTIME=17.3 or 18)
+test-runtime: java ## Run the core tests with the packages of an older Databricks ML runtime (RUNTIME=17.3, 18 or 19)
 	test -d .venv-$(RUNTIME) || $(RUNTIME_PYTHON) -m venv .venv-$(RUNTIME)
 	$(RUNTIME_BIN)/python -m pip install --quiet -c conf/constraints-$(RUNTIME).txt --editable '.[tf,test]' pyspark
 	PYSPARK_PYTHON=$(CURDIR)/$(RUNTIME_BIN)/python PYSPARK_DRIVER_PYTHON=$(CURDIR)/$(RUNTIME_BIN)/python \

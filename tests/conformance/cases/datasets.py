@@ -171,6 +171,18 @@ def files_policy_file(keras: Any) -> Any:
     return fit(keras, _files("FILE"))
 
 
+@case("told", "AutoShardPolicy.HINT")
+def dataset_policy_hint(keras: Any) -> Any:
+    import tensorflow as tf
+
+    x, y = data()
+    rows = tf.data.Dataset.range(ROWS)
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:  # TensorFlow has hints for strategies alone
+        rows = rows.shard(tf.data.experimental.SHARD_HINT, tf.data.experimental.SHARD_HINT)
+    batches = rows.map(lambda row: (tf.gather(x, row), tf.gather(y, row))).batch(BATCH // 2)
+    return fit(keras, _with_policy(batches, "HINT"))
+
+
 @case("refused", "AutoShardPolicy.FILE")
 def dataset_policy_file_without_files(keras: Any) -> Any:
     return fit(keras, _with_policy(_batches(), "FILE"))
