@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import tensorflow as tf
 
 from dbx_tf.errors import ConfigError
-from dbx_tf.worker.patching import in_step, replaced
+from dbx_tf.worker.patching import all_of, in_step, replaced
 from dbx_tf.worker.step import Step
 
 RANDOM_LAYERS: Final = (
@@ -34,15 +34,14 @@ _SUMS: Final = ("sum", "none", None)
 _MEANS: Final = ("mean", "sum_over_batch_size")
 
 
-@contextmanager
-def fixed(keras: Any, tell: Callable[[str], None]) -> Iterator[None]:
+def fixed(keras: Any, tell: Callable[[str], None]) -> AbstractContextManager[None]:
     """All fixes of Keras 3, while the context is open.
 
     Args:
         keras: The module `keras`.
         tell: Called with a plain sentence for what is only told.
     """
-    fixes = (
+    return all_of(
         losses_by_share(keras),
         masked_losses_over_all_rows(),
         means_by_share(keras),
@@ -53,10 +52,6 @@ def fixed(keras: Any, tell: Callable[[str], None]) -> Iterator[None]:
         added_losses_told(keras, tell),
         unscaled_losses_refused(keras, "apply"),
     )
-    with ExitStack() as stack:
-        for fix in fixes:
-            stack.enter_context(fix)
-        yield
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -20,19 +20,18 @@ from dbx_tf.worker.keras_fixes import (
     means_by_share,
     unscaled_losses_refused,
 )
-from dbx_tf.worker.patching import in_step, replaced
+from dbx_tf.worker.patching import all_of, in_step, replaced
 from dbx_tf.worker.step import Step
 
 
-@contextmanager
-def fixed(keras: Any, tell: Callable[[str], None]) -> Iterator[None]:
+def fixed(keras: Any, tell: Callable[[str], None]) -> AbstractContextManager[None]:
     """All fixes of tf_keras, while the context is open.
 
     Args:
         keras: The module `tf_keras`.
         tell: Called with a plain sentence for what is only told.
     """
-    fixes = (
+    return all_of(
         losses_by_share(),
         means_by_share(keras),
         logs_of_all_workers(keras, "_validate_and_get_metrics_result"),
@@ -42,10 +41,6 @@ def fixed(keras: Any, tell: Callable[[str], None]) -> Iterator[None]:
         added_losses_told(keras, tell),
         unscaled_losses_refused(keras, "apply_gradients"),
     )
-    with ExitStack() as stack:
-        for fix in fixes:
-            stack.enter_context(fix)
-        yield
 
 
 @contextmanager

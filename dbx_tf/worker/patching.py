@@ -7,10 +7,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from dbx_tf.worker.step import current
+
+
+@contextmanager
+def all_of(*contexts: AbstractContextManager[None]) -> Iterator[None]:
+    """Several contexts as one."""
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
 
 
 @contextmanager
