@@ -152,7 +152,7 @@ def write_once(keras: Any, callbacks: list[Any], scratch_dir: Path) -> None:
 
 
 def gathered(strategy: Any, values: list[int]) -> list[list[int]]:
-    """The values (non-negative integers below 2**63) of every worker, in their order; all workers have to call it."""
+    """The values (64-bit integers) of every worker, in their order; all workers have to call it."""
     per_replica: list[list[int]] = _gathering(strategy)(tf.constant(values, tf.int64)).numpy().tolist()
     return per_replica[:: len(strategy.extended.worker_devices)]
 

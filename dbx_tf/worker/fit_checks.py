@@ -84,15 +84,8 @@ def _refuse_data(name: str, x: Any) -> str | None:
 
 
 def _refuse_uneven(arguments: dict[str, Any], strategy: Any) -> str | None:
-    """Datasets that differ between the workers, such as those of a function: Keras takes the steps from each one's."""
-    import tensorflow as tf
-
-    cardinality = getattr(arguments["x"], "cardinality", None)
-    is_distributed = isinstance(arguments["x"], tf.distribute.DistributedDataset)
-    mine = -1 if cardinality is None else int(cardinality() if callable(cardinality) else cardinality)
-    steps = arguments["steps_per_epoch"] or 0
-    counts = gathered(strategy, [int(is_distributed), steps or mine])
-    values = [count for _, count in counts]
+    """Data that differ between the workers, such as those of a function: Keras takes the steps from each one's own."""
+    values = [count for (count,) in gathered(strategy, [arguments["steps_per_epoch"] or _num_batches(arguments)])]
     if len(set(values)) == 1:
         return None
     batches = ", ".join(f"worker {index}: {count}" for index, count in enumerate(values))
@@ -100,6 +93,15 @@ def _refuse_uneven(arguments: dict[str, Any], strategy: Any) -> str | None:
         f"the workers' data have different numbers of batches ({batches}), so some would wait for others at the end; "
         "give all of them the same data and let dbx_tf split it, or repeat() it and give fit steps_per_epoch"
     )
+
+
+def _num_batches(arguments: dict[str, Any]) -> int:
+    """Batches of a fit's data on this worker (count); negative if they can't be told."""
+    cardinality = getattr(arguments["x"], "cardinality", None)
+    if cardinality is not None:
+        return int(cardinality() if callable(cardinality) else cardinality)
+    rows, size = fit_data.num_rows(arguments), fit_data.batch_size(arguments)
+    return -1 if rows is None or not size else -(-rows // size)
 
 
 def _tell_sharding(x: Any) -> str | None:

@@ -78,6 +78,8 @@ class KerasMultiWorkerStrategy(_MultiWorker):  # type: ignore[misc]  # TensorFlo
             try:
                 return super().experimental_distribute_dataset(dataset, options)
             except tf.errors.NotFoundError as error:
+                if "unshardable" not in str(error):
+                    raise
                 raise ConfigError(
                     f"a dataset has AutoShardPolicy.{policy} but reads no files that could be shared out; "
                     "use AutoShardPolicy.DATA"

@@ -310,6 +310,13 @@ def workers_with_different_numbers_of_batches(keras: Any) -> Any:
     return fit(keras, made)
 
 
+@case("refused", "different numbers of batches")
+def workers_with_arrays_of_different_lengths(keras: Any) -> Any:
+    from dbx_tf import get_context
+
+    return fit(keras, *data(ROWS - get_context().worker_index * BATCH), batch_size=BATCH)
+
+
 @case()
 def batches_one_by_one(keras: Any) -> Any:
     x, y = data(131)
