@@ -50,7 +50,7 @@ test-wheel: setup ## Run the fast tests against the built wheel, away from the s
 
 test-runtime: java ## Run the core tests with the packages of an older Databricks ML runtime (RUNTIME=17.3, 18 or 19)
 	test -d .venv-$(RUNTIME) || $(RUNTIME_PYTHON) -m venv .venv-$(RUNTIME)
-	$(RUNTIME_BIN)/python -m pip install --quiet -c conf/constraints-$(RUNTIME).txt --editable '.[tf,test]' pyspark
+	$(RUNTIME_BIN)/python -m pip install --quiet -c conf/constraints-$(RUNTIME).txt --editable '.[tf,test]' 'pyspark[connect]'
 	PYSPARK_PYTHON=$(CURDIR)/$(RUNTIME_BIN)/python PYSPARK_DRIVER_PYTHON=$(CURDIR)/$(RUNTIME_BIN)/python \
 	  DBX_TF_CONFORMANCE_TABLE=$(CURDIR)/docs/conformance-$(RUNTIME).md \
 	  $(RUNTIME_BIN)/python -m pytest -m 'not table' tests/unit tests/spark/test_run.py tests/conformance

@@ -10,6 +10,7 @@ from dbx_tf.driver.result import RunResult
 from dbx_tf.driver.runner import Runner
 from dbx_tf.driver.tracking import Tracking
 from dbx_tf.errors import ClusterError, ConfigError, DbxTfError, TrackingError, WorkerFailedError
+from dbx_tf.scoring import score
 from dbx_tf.worker.context import WorkerContext, get_context
 
 __version__ = version("dbx_tf")
@@ -26,4 +27,5 @@ __all__ = [
     "WorkerContext",
     "WorkerFailedError",
     "get_context",
+    "score",
 ]

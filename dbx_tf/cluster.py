@@ -6,6 +6,7 @@ Runs on: driver and workers. Pure: no Spark, no TensorFlow.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -169,3 +170,8 @@ def split_address(address: str) -> tuple[str, int]:
     """Host and port of `host:port`; brackets of an IPv6 address are taken off."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def without_password(text: str) -> str:
+    """A text in which no address shows its user and password."""
+    return re.sub(r"//[^/@\s]*@", "//***@", text)

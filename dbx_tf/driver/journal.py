@@ -13,27 +13,53 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
+from dbx_tf.driver.secrets import Secrets
 from dbx_tf.driver.tracker import NullTracker
 from dbx_tf.wire.channel import save_body
-from dbx_tf.wire.events import Metrics
+from dbx_tf.wire.events import Event, Metrics
 
 _NOISE: Final = re.compile(r"[IW]\d{4} \d\d:\d\d:\d\d|WARNING: All log messages before absl|.*failed call to cuInit")
 """What TensorFlow says at every start, whatever its log level; it stays in the log file."""
 
 
-class Journal:
+class NullJournal:
+    """Stands in for a journal where nothing is kept."""
+
+    def masked(self, event: Event) -> Event:
+        """The event: nothing of it is shown."""
+        return event
+
+    def add_notice(self, text: str) -> None:
+        """Nothing is kept."""
+
+    def add_metrics(self, worker_index: int, metrics: Metrics) -> None:
+        """Nothing is kept."""
+
+    def add_output(self, worker_index: int, lines: list[str]) -> None:
+        """Nothing is kept."""
+
+    def add_model_file(self, path: str, body: IO[bytes]) -> None:
+        """Nothing is kept."""
+
+
+class Journal(NullJournal):
     """The story of one run."""
 
-    def __init__(self, folder: Path, tracker: NullTracker, show: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, tracker: NullTracker, show: Callable[[str], None], secrets: Secrets) -> None:
         self.notices: list[str] = []
         self.history: dict[str, list[float]] = {}
         self.model_folder, self.log_folder = folder / "model", folder / "logs"
         self.log_folder.mkdir()
-        self._tracker, self._show = tracker, show
+        self._tracker, self._show, self._secrets = tracker, show, secrets
         self._lock = threading.Lock()
+
+    def masked(self, event: Event) -> Event:
+        """The event without secrets."""
+        return self._secrets.mask_event(event)
 
     def add_notice(self, text: str) -> None:
         """Show a sentence, and keep it for the result; the same one only once."""
+        text = self._secrets.mask(text)
         with self._lock:
             if text in self.notices:
                 return

@@ -1,20 +1,38 @@
-"""Starts one task per worker: on Spark through MirroredStrategyRunner, or on the driver's machine.
+"""Starts one task per worker on the driver's machine, and says what any launcher has to do.
 
 Runs on: driver.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-import uuid
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Final, Protocol
 
+from dbx_tf.driver.mlflow_calls import Snapshot
+from dbx_tf.wire.events import Event, Hello
 from dbx_tf.worker.task import Place, Program, run_here, run_worker
 
-_CANCEL_SECONDS: Final = 20.0
-_LOCAL_IP: Final = "127.0.0.1"
+LOCAL_IP: Final = "127.0.0.1"
+CANCEL_SECONDS: Final = 20.0
+"""How long tasks that were told to end are waited for."""
+MakeDeputy = Callable[[], "Deputy"]
+Take = Callable[[Hello, Event, IO[bytes]], None]
+"""Takes an event, and its body, that did not come over the channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deputy:
+    """What worker 0 needs to lead a run in the driver's place, if the workers can't reach the driver."""
+
+    payload: bytes = field(repr=False)
+    """train_fn and its arguments, pickled."""
+    versions: Mapping[str, str]
+    """Versions on the driver."""
+    snapshot: Snapshot | None
+    """The MLflow run as it is at the start; None without tracking."""
 
 
 class Launcher(Protocol):
@@ -27,9 +45,17 @@ class Launcher(Protocol):
     """The address for the driver to listen on."""
     has_servers: bool
     """True if tasks run on a cluster's servers: they can be spread, and have logs of their own."""
+    is_live: bool
+    """True if workers reach the driver while they train; otherwise their events come when they have ended."""
 
-    def start(self, program: Program) -> None:
-        """Start all tasks; returns at once."""
+    def start(self, program: Program, make_deputy: MakeDeputy, take: Take) -> None:
+        """Start all tasks; returns at once.
+
+        Args:
+            program: What each task runs.
+            make_deputy: For a launcher whose workers can't reach the driver.
+            take: Where it brings their events.
+        """
 
     def is_running(self) -> bool:
         """True until all tasks have ended."""
@@ -41,96 +67,26 @@ class Launcher(Protocol):
         """Wait for the tasks to end after they were told to; end them by force if they don't."""
 
 
-class SparkLauncher:
-    """One Spark barrier task per worker, started by spark-tensorflow-distributor on a classic Spark session."""
-
-    name = "MirroredStrategyRunner"
-
-    def __init__(self, spark: Any, num_tasks: int) -> None:
-        self._context = spark.sparkContext
-        self._num_tasks = num_tasks
-        self._group = f"dbx_tf-{uuid.uuid4().hex[:12]}"
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        conf = self._context.getConf()
-        self.host = str(conf.get("spark.driver.host", _LOCAL_IP)).strip("[]")
-        self.bind_host = str(conf.get("spark.driver.bindAddress", self.host)).strip("[]")
-        self.has_servers = not self._context.master.startswith("local[")
-
-    def start(self, program: Program) -> None:
-        """Start the barrier job in a thread, which leaves this one free for a Ctrl-C."""
-        from pyspark import InheritableThread  # takes the caller's Spark pool and description along
-
-        self._thread = InheritableThread(target=self._run, args=(program,), name="dbx_tf-spark", daemon=True)
-        self._thread.start()
-
-    def _run(self, program: Program) -> None:
-        from spark_tensorflow_distributor import MirroredStrategyRunner
-
-        try:
-            self._context.setJobGroup(
-                self._group, f"dbx_tf: train on {self._num_tasks} workers", interruptOnCancel=False
-            )
-            # GPUs are assigned by the program itself: the runner picks them at random, and indexes what an earlier
-            # run left in CUDA_VISIBLE_DEVICES.
-            logging.getLogger(MirroredStrategyRunner.__name__).addFilter(_is_warning)
-            runner = MirroredStrategyRunner(num_slots=self._num_tasks, use_gpu=False, use_custom_strategy=True)
-            runner.run(program)
-        except BaseException as error:  # noqa: BLE001  # it is told by the thread that waits
-            self._error = error
-
-    def is_running(self) -> bool:
-        """True until the barrier job has ended."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def error(self) -> BaseException | None:
-        """Spark's error, shortened to what a person can use."""
-        if self._error is None:
-            return None
-        return RuntimeError(_first_python_error(str(self._error)))
-
-    def finish(self) -> None:
-        """Wait for the job to end; cancel it if a task does not react."""
-        if self._thread is None:
-            return
-        self._thread.join(_CANCEL_SECONDS / 2)
-        if self._thread.is_alive():
-            self._context.cancelJobGroup(self._group)
-            self._thread.join(_CANCEL_SECONDS)
-
-
-def _is_warning(record: logging.LogRecord) -> bool:
-    """Keeps back what the runner says at level INFO: it knows nothing of GPUs, and sends people to executor logs."""
-    return record.levelno >= logging.WARNING
-
-
-def _first_python_error(text: str) -> str:
-    """The last line of the first Python traceback in a JVM error, or the error's first line."""
-    marker = "Traceback (most recent call last):"
-    if marker not in text:
-        return text.strip().splitlines()[0] if text.strip() else "Spark ended the job"
-    block = text.partition(marker)[2].split("\n\n")[0].split("\n\tat ")[0]
-    lines = [line for line in block.splitlines() if line and not line.startswith((" ", "\t"))]
-    return lines[-1] if lines else text.splitlines()[0]
+def local_places(num_workers: int, gpus: tuple[str, ...] = ()) -> list[Place]:
+    """The workers of a run on this machine; the GPUs are split evenly."""
+    each = len(gpus) // num_workers
+    return [Place(index, LOCAL_IP, "local", gpus[index * each : (index + 1) * each]) for index in range(num_workers)]
 
 
 class LocalLauncher:
     """One thread per worker in the driver's process, each with its own training process."""
 
     name = "local"
-    host = bind_host = _LOCAL_IP
     has_servers = False
+    is_live = True
 
-    def __init__(self, num_workers: int, gpus: tuple[str, ...] = ()) -> None:
-        per_worker = len(gpus) // num_workers
-        self._places = [
-            Place(index, _LOCAL_IP, "local", gpus[index * per_worker : (index + 1) * per_worker])
-            for index in range(num_workers)
-        ]
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.host = self.bind_host = places[0].ip
+        self._places = places
         self._threads: list[threading.Thread] = []
         self._errors: list[BaseException] = []
 
-    def start(self, program: Program) -> None:
+    def start(self, program: Program, make_deputy: MakeDeputy, take: Take) -> None:
         """Start the workers' threads; a training process dies with the thread that started it."""
         for place in self._places:
             name = f"dbx_tf-worker-{place.worker_index}"
@@ -155,22 +111,23 @@ class LocalLauncher:
     def finish(self) -> None:
         """Wait for the workers to end; they end their processes by force as soon as they are told to stop."""
         for thread in self._threads:
-            thread.join(_CANCEL_SECONDS)
+            thread.join(CANCEL_SECONDS)
 
 
 class InProcessLauncher:
     """The only worker of a run in the calling process, in the calling thread: for a debugger."""
 
     name = "in process"
-    host = bind_host = _LOCAL_IP
+    host = bind_host = LOCAL_IP
     has_servers = False
+    is_live = True
 
-    def start(self, program: Program) -> None:
+    def start(self, program: Program, make_deputy: MakeDeputy, take: Take) -> None:
         """Train; returns when training has ended."""
         before = dict(os.environ)
         os.environ.update(program.env)
         try:
-            run_here(program, Place(0, _LOCAL_IP, "driver"))
+            run_here(program, Place(0, LOCAL_IP, "driver"))
         finally:
             os.environ.clear()
             os.environ.update(before)

@@ -6,13 +6,12 @@ Runs on: driver.
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, Final
 
-_SECRET_NAME: Final = re.compile(r"secret|password|token|credential|api_?key", re.IGNORECASE)
+from dbx_tf.driver.secrets import MASK, is_secret
+
 _MAX_CHARACTERS: Final = 500
 _MAX_ITEMS: Final = 100
-_MASK: Final = "***"
 
 
 def describe(name: str, value: Any) -> str:
@@ -35,6 +34,6 @@ def describe(name: str, value: Any) -> str:
 
 
 def _masked(name: Any, value: Any) -> Any:
-    if _SECRET_NAME.search(str(name)):
-        return _MASK
+    if is_secret(name):
+        return MASK
     return {str(key): _masked(key, item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dbx_tf.cluster import SlotLayout
+from dbx_tf.cluster import SlotLayout, without_password
 from dbx_tf.driver import spark_layout
-from dbx_tf.driver.launch import InProcessLauncher, Launcher, LocalLauncher, SparkLauncher
+from dbx_tf.driver.launch import InProcessLauncher, Launcher, LocalLauncher, local_places
 from dbx_tf.driver.payload import pack
 from dbx_tf.driver.settings import Settings
-from dbx_tf.driver.tracking import without_password
 from dbx_tf.errors import ConfigError, Problem, raise_problems
 from dbx_tf.worker.environment import package_versions
 
@@ -31,7 +30,7 @@ class RunPlan:
     """What would run where, and what is wrong with it."""
 
     launcher: str
-    """How the workers would be started: `MirroredStrategyRunner`, `local` or `in process`."""
+    """How workers would be started: `MirroredStrategyRunner`, `mapInArrow on Spark Connect`, `local`, `in process`."""
     num_slots: int
     num_workers: int
     gpus_per_worker: int
@@ -95,9 +94,8 @@ def make_plan(settings: Settings, train_fn: Callable[..., Any] | None, kwargs: M
             problems += error.problems
     versions, env = package_versions(), passed_on(settings.env)
     problems += check_versions(versions, layout.num_tasks, env)
-    in_process, local_mode = settings.in_process, settings.local_mode
     return RunPlan(
-        launcher=InProcessLauncher.name if in_process else LocalLauncher.name if local_mode else SparkLauncher.name,
+        launcher=_launcher_name(settings, start),
         num_slots=settings.num_slots,
         num_workers=layout.num_tasks,
         gpus_per_worker=layout.gpus_per_task,
@@ -109,6 +107,12 @@ def make_plan(settings: Settings, train_fn: Callable[..., Any] | None, kwargs: M
         _start=start,
         _env=env,
     )
+
+
+def _launcher_name(settings: Settings, start: Callable[[], Launcher] | None) -> str:
+    if start is not None:
+        return start().name
+    return InProcessLauncher.name if settings.in_process else LocalLauncher.name if settings.local_mode else "Spark"
 
 
 def passed_on(env: Mapping[str, str]) -> dict[str, str]:
@@ -160,7 +164,7 @@ def _lay_out(
         use_gpu = len(gpus) >= settings.num_slots
         mine = gpus[: settings.num_slots] if use_gpu else ()
         layout = SlotLayout(settings.num_slots, 1 if use_gpu else 0)
-        return layout, None, lambda: LocalLauncher(settings.num_slots, mine)
+        return layout, None, lambda: LocalLauncher(local_places(settings.num_slots, mine))
     spark = spark_layout.lay_out(settings.num_slots, settings.use_gpu, settings.gpu_resource_name, problems)
     launcher = spark.launcher
     return spark.slots, spark.available, (lambda: launcher) if launcher else None

@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
-from dbx_tf.cluster import Topology
+from dbx_tf.cluster import Topology, without_password
 from dbx_tf.driver.journal import Journal
+from dbx_tf.driver.launch import Deputy
 from dbx_tf.driver.plan import RunPlan, make_plan
 from dbx_tf.driver.result import RunResult
+from dbx_tf.driver.secrets import Secrets
 from dbx_tf.driver.settings import Settings
 from dbx_tf.driver.supervisor import Outcome, Supervisor
 from dbx_tf.driver.tracker import NullTracker, Tracker
@@ -78,15 +80,16 @@ class Runner(Settings):
             raise TypeError(f"run() takes the arguments of train_fn by name, but was given {len(args)} by position")
         plan = make_plan(self, train_fn, kwargs)
         plan.check()
-        with _Run(self, plan) as run:
-            return run.complete(kwargs)
+        with _Run(self, plan, kwargs) as run:
+            return run.complete()
 
 
 class _Run:
     """One run from its start to its end; leaves nothing behind, whichever way it ends."""
 
-    def __init__(self, runner: Runner, plan: RunPlan) -> None:
-        self._runner, self._plan = runner, plan
+    def __init__(self, runner: Runner, plan: RunPlan, kwargs: Mapping[str, Any]) -> None:
+        self._runner, self._plan, self._kwargs = runner, plan, kwargs
+        self._secrets = Secrets({**runner.env, **kwargs})
         self._started = time.monotonic()
         self._seed = secrets.randbelow(2**31)
         self._status = "FAILED"
@@ -98,12 +101,14 @@ class _Run:
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="dbx_tf-", ignore_cleanup_errors=True))
             )
             tracking = self._runner.tracking
-            self._tracker = Tracker(tracking) if tracking.enabled else NullTracker()
+            self._tracker = Tracker(tracking, self._secrets) if tracking.enabled else NullTracker()
             stack.callback(lambda: self._tracker.finish(self._status))
             self._launcher = self._plan.make_launcher()
-            self._journal = Journal(folder, self._tracker, _show)
+            self._journal = Journal(folder, self._tracker, _show, self._secrets)
             plan = self._plan
-            self._supervisor = Supervisor(self._launcher, plan.num_workers, plan.versions, self._journal, self._tracker)
+            self._supervisor = Supervisor(
+                self._launcher, plan.num_workers, plan.versions, self._journal, self._tracker, plan._payload
+            )
             stack.callback(self._supervisor.close)
             self._stack = stack.pop_all()
         return self
@@ -131,10 +136,10 @@ class _Run:
         except Exception as error:  # noqa: BLE001  # MLflow raises what its store raises
             self._journal.add_notice(f"{what} could not be written to MLflow ({type(error).__name__}: {error})")
 
-    def complete(self, kwargs: Mapping[str, Any]) -> RunResult[Any]:
+    def complete(self) -> RunResult[Any]:
         """Start the workers, wait for them, and log what is known at the end."""
-        self._log_start(kwargs)
-        self._launcher.start(self._program())
+        self._log_start()
+        self._launcher.start(self._program(), self._make_deputy, self._supervisor.take)
         outcome = self._supervisor.wait(self._on_ready)
         if outcome.failure is not None:
             raise _to_error(outcome.failure, self._tracker.run_id) from None
@@ -155,8 +160,9 @@ class _Run:
         )
 
     def _program(self) -> Program:
+        tracking = self._runner.tracking
+        addresses = (tracking.resolved_uri(), tracking.registry_uri()) if tracking.enabled else ()
         return Program(
-            payload=self._plan._payload,
             address=self._supervisor.address,
             num_workers=self._plan.num_workers,
             gpus_per_worker=self._plan.gpus_per_worker,
@@ -164,22 +170,26 @@ class _Run:
             env=dict(self._plan._env),
             python_path=tuple(str(Path(entry).resolve()) for entry in sys.path),
             seed=self._seed,
-            export_model=self._runner.tracking.enabled and self._runner.tracking.log_model,
+            export_model=tracking.enabled and tracking.log_model,
+            mlflow_addresses=tuple(map(without_password, addresses)),
             echo=self._launcher.has_servers,
         )
 
-    def _log_start(self, kwargs: Mapping[str, Any]) -> None:
+    def _make_deputy(self) -> Deputy:
+        return Deputy(self._plan._payload, self._plan.versions, self._tracker.snapshot())
+
+    def _log_start(self) -> None:
         for problem in self._plan.problems:  # warnings: errors have refused the run
             self._journal.add_notice(str(problem))
         names = ("num_slots", "num_workers", "gpus_per_worker", "launcher")
         own = {f"dbx_tf.{name}": getattr(self._plan, name) for name in names}
         versions = {f"dbx_tf.version.{name}": version for name, version in self._plan.versions.items()}
         try:
-            self._tracker.log_params({**kwargs, **own, "dbx_tf.seed": self._seed})
+            self._tracker.log_params({**self._kwargs, **own, "dbx_tf.seed": self._seed})
             self._tracker.set_tags(versions)
         except Exception as error:
             text = f"MLflow took the run but not its parameters ({type(error).__name__}: {error})"
-            raise TrackingError(text, run_id=self._tracker.run_id) from error
+            raise TrackingError(self._secrets.mask(text), run_id=self._tracker.run_id) from error
 
     def _on_ready(self, topology: Topology) -> None:
         _show(str(topology))

@@ -15,10 +15,10 @@ from typing import IO, Any, Final
 
 from dbx_tf.cluster import Topology, WorkerInfo
 from dbx_tf.driver.failures import FailureLog, left_behind, not_started
-from dbx_tf.driver.journal import Journal
+from dbx_tf.driver.journal import NullJournal
 from dbx_tf.driver.launch import Launcher
 from dbx_tf.driver.tracker import NullTracker
-from dbx_tf.errors import Failure
+from dbx_tf.errors import ClusterError, Failure
 from dbx_tf.wire import events
 from dbx_tf.wire.channel import Connection, Listener
 from dbx_tf.worker.environment import version_differences
@@ -81,10 +81,11 @@ class Supervisor:
         launcher: Launcher,
         num_workers: int,
         driver_versions: Mapping[str, str],
-        journal: Journal,
+        journal: NullJournal,
         tracker: NullTracker,
+        payload: bytes,
     ) -> None:
-        self._launcher, self._journal, self._tracker = launcher, journal, tracker
+        self._launcher, self._journal, self._tracker, self._payload = launcher, journal, tracker, payload
         self._driver_versions = driver_versions
         self._workers = [_Worker(index) for index in range(num_workers)]
         self._failures = FailureLog()
@@ -122,16 +123,16 @@ class Supervisor:
                 is_over = ended is not None and time.monotonic() > ended + _SETTLE_SECONDS
                 failure = self._failures.first_cause(final=is_over)
                 is_done = self._failures.is_empty and all(worker.exited is not None for worker in self._workers)
-            if failure is not None:
-                return Outcome(failure)
             if topology is not None and not is_told:
                 is_told = True
                 on_ready(topology)
+            if failure is not None:
+                return Outcome(failure)
             if is_done:
                 return self._success()
             if is_over:
                 return Outcome(self._lost_launch())
-            if topology is None and time.monotonic() > deadline:
+            if topology is None and time.monotonic() > deadline and self._launcher.is_live:
                 return Outcome(self._not_started())
             if (silent := self._left_behind()) is not None:
                 return Outcome(silent)
@@ -145,6 +146,11 @@ class Supervisor:
             for worker in self._workers:
                 _command(worker.task, events.Stop(reason=reason))
 
+    @property
+    def has_connections(self) -> bool:
+        """True while a worker is connected."""
+        return self._listener.has_connections
+
     def close(self) -> None:
         """Close all connections; a task that still runs takes it as an order to stop."""
         self._listener.close()
@@ -152,8 +158,15 @@ class Supervisor:
     # What the workers say.
 
     def _on_event(self, connection: Connection, hello: events.Hello, event: events.Event, body: IO[bytes]) -> None:
+        self.take(hello, event, body, connection)
+
+    def take(
+        self, hello: events.Hello, event: events.Event, body: IO[bytes], connection: Connection | None = None
+    ) -> None:
+        """Act on what a worker says; without a connection it is told what has been, and can't be answered."""
         worker = self._workers[hello.worker_index]
         worker.heard = time.monotonic()
+        event = self._journal.masked(event)
         with body:
             match event:
                 case events.LogLines():
@@ -169,10 +182,10 @@ class Supervisor:
                 case _:
                     with self._changed:
                         if hello.role == events.Role.TASK or hello.attempt == self._attempt:
-                            self._take(connection, worker, event, body)  # else: from a process that was given up
+                            self._follow(connection, worker, event, body)  # else: from a process that was given up
                         self._changed.notify_all()
 
-    def _take(self, connection: Connection, worker: _Worker, event: events.Event, body: IO[bytes]) -> None:
+    def _follow(self, connection: Connection | None, worker: _Worker, event: events.Event, body: IO[bytes]) -> None:
         match event:
             case events.Joined():
                 worker.task, worker.joined = connection, event
@@ -205,7 +218,7 @@ class Supervisor:
             self._changed.notify_all()
 
     def _serve(
-        self, connection: Connection, worker: _Worker, event: events.Call | events.Upload, body: IO[bytes]
+        self, connection: Connection | None, worker: _Worker, event: events.Call | events.Upload, body: IO[bytes]
     ) -> None:
         try:
             answer = None
@@ -217,7 +230,8 @@ class Supervisor:
             reply, answer_body = events.Reply(), pickle.dumps(answer)
         except Exception as error:  # noqa: BLE001  # it is raised where user code called MLflow
             reply, answer_body = events.Reply(error=f"{type(error).__name__}: {error}"), b""
-        connection.send(reply, answer_body)
+        if connection is not None:
+            connection.send(reply, answer_body)
 
     # What follows from it.
 
@@ -237,7 +251,7 @@ class Supervisor:
                 self._fail(worker, "ClusterError", text + "install the packages as libraries of the cluster")
                 return
         for each in self._workers:
-            _command(each.task, events.Start(addresses=tuple(j.address for j in joined)))
+            _command(each.task, events.Start(addresses=tuple(j.address for j in joined)), self._payload)
 
     def _start_again(self, worker: _Worker) -> None:
         if self._attempt == _MAX_ATTEMPTS:
@@ -276,8 +290,9 @@ class Supervisor:
 
     def _lost_launch(self) -> Failure:
         error = self._launcher.error()
-        text = str(error) if error else "the tasks ended without a word"
-        return Failure(cause_type="SparkJobFailed", cause_message=text)
+        if isinstance(error, ClusterError):
+            return Failure(cause_type="ClusterError", cause_message=str(error))
+        return Failure(cause_type="SparkJobFailed", cause_message=str(error or "the tasks ended without a word"))
 
     def _left_behind(self) -> Failure | None:
         done = next((worker for worker in self._workers if worker.finished is not None), None)
@@ -292,7 +307,7 @@ class Supervisor:
         return Failure(None, "", *not_started(absent, waiting, _START_SECONDS))
 
 
-def _command(connection: Connection | None, event: events.Event) -> None:
+def _command(connection: Connection | None, event: events.Event, body: bytes = b"") -> None:
     if connection is not None:
         with contextlib.suppress(OSError):  # a lost worker is noticed by its closed connection
-            connection.send(event)
+            connection.send(event, body)

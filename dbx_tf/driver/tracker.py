@@ -9,21 +9,25 @@ import contextlib
 import logging
 import os
 import queue
-import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
-from dbx_tf.driver.mlflow_calls import WorkerCalls
+from dbx_tf.cluster import without_password
+from dbx_tf.driver.mlflow_calls import Snapshot, WorkerCalls
+from dbx_tf.driver.models import Registration, log_saved_model
 from dbx_tf.driver.parameters import describe
-from dbx_tf.driver.tracking import Tracking, without_password
+from dbx_tf.driver.secrets import Secrets
+from dbx_tf.driver.tracking import Tracking
 from dbx_tf.errors import TrackingError
 from dbx_tf.wire.events import Call, Metrics, Upload
 
 logger = logging.getLogger(__name__)
 
 _FLUSH_SECONDS: Final = 60.0
+_MAX_METRICS: Final = 1000
+"""Metric values that MLflow takes in one request."""
 _OPEN_RETRIES: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 """While the run is opened: an address where nobody answers is told in seconds, not after four minutes."""
 
@@ -69,19 +73,24 @@ class NullTracker:
         """Nothing can get lost."""
         return None
 
+    def snapshot(self) -> Snapshot | None:
+        """No run is open."""
+        return None
+
 
 class Tracker(NullTracker):
     """One open MLflow run."""
 
-    def __init__(self, settings: Tracking) -> None:
+    def __init__(self, settings: Tracking, secrets: Secrets) -> None:
         """Open the run: the caller's active run if there is one, else a new one.
 
         Raises:
-            TrackingError: If MLflow can't be reached or refuses.
+            TrackingError: If MLflow can't be reached or refuses, or has no place for the model's name.
         """
         import mlflow
+        from mlflow.tracking._tracking_service.utils import _get_store
 
-        self._settings, self._uri = settings, settings.resolved_uri()
+        self._settings, self._uri, self._secrets = settings, settings.resolved_uri(), secrets
         self._previous_uri = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None
         active = mlflow.active_run()
         self._is_ours = active is None
@@ -92,17 +101,23 @@ class Tracker(NullTracker):
                 "end that run, or leave tracking_uri out"
             )
         mlflow.set_tracking_uri(self._uri)
+        self._client = mlflow.MlflowClient(self._uri)
+        self._registration = Registration(self._client, settings, secrets)
         try:
             with _environment(_OPEN_RETRIES):
+                self._registration.reserve()
                 run = active or self._open()
         except Exception as error:
+            self._registration.release()
             mlflow.set_tracking_uri(self._previous_uri)
-            raise TrackingError(_explain_refusal(self._uri, error)) from error
+            if isinstance(error, TrackingError):
+                raise
+            raise TrackingError(secrets.mask(_explain_refusal(self._uri, error))) from error
         self.run_id = str(run.info.run_id)
-        self._client = mlflow.MlflowClient(self._uri)
-        self._calls = WorkerCalls(self._uri, self.run_id, run.info.experiment_id)
+        self._calls = WorkerCalls(_get_store(self._uri), self.run_id, run.info.experiment_id)
         self._step_offset = 0 if self._is_ours else self._steps_logged()
-        self._errors = 0
+        self._unwritten: list[Any] = []
+        self._num_refused = 0
         self._queue: queue.Queue[Metrics | None] = queue.Queue()
         self._writer = threading.Thread(target=self._write, name="dbx_tf-mlflow", daemon=True)
         self._writer.start()
@@ -129,29 +144,47 @@ class Tracker(NullTracker):
     def _write(self) -> None:
         from mlflow.entities import Metric
 
-        while (first := self._queue.get()) is not None:
-            batch = [first]
+        is_last = False
+        while not is_last:
+            batch = [self._queue.get()]
             with contextlib.suppress(queue.Empty):
-                while (item := self._queue.get_nowait()) is not None:
-                    batch.append(item)
-                self._queue.put(None)  # the sentinel was taken: leave after this batch
-            metrics = [
+                while True:
+                    batch.append(self._queue.get_nowait())
+            is_last = None in batch
+            self._unwritten += [
                 Metric(name, value, m.timestamp_ms, m.step + (self._step_offset if m.is_epoch else 0))
                 for m in batch
+                if m is not None
                 for name, value in m.values.items()
             ]
-            try:
-                self._client.log_batch(self.run_id, metrics=metrics)
-            except Exception as error:  # noqa: BLE001  # a tracking server that is away must not end the training
-                self._errors += len(metrics)
-                logger.warning("MLflow refused %d metrics: %s", len(metrics), error)
+            self._write_metrics()
+
+    def _write_metrics(self) -> None:
+        """Write what is not written yet; what MLflow does not take now is tried again with the next metrics."""
+        from mlflow.exceptions import MlflowException
+
+        size = _MAX_METRICS
+        try:
+            while part := self._unwritten[:size]:
+                try:
+                    self._client.log_batch(self.run_id, metrics=part)
+                except MlflowException as error:
+                    if error.error_code != "INVALID_PARAMETER_VALUE":
+                        raise
+                    if len(part) > 1:
+                        size = 1  # to find the one that can't be logged
+                        continue
+                    self._num_refused += 1
+                del self._unwritten[: len(part)]
+        except Exception as error:  # noqa: BLE001  # a tracking server that is away must not end the training
+            logger.warning("MLflow did not take %d metrics yet: %s", len(part), self._secrets.mask(str(error)))
 
     def lost(self) -> str | None:
         """Write what is queued; what could not be logged, as a sentence."""
         self._stop_writer()
-        if not self._errors:
+        if not (lost := self._num_refused + len(self._unwritten)):
             return None
-        return f"{self._errors} metric values could not be written to MLflow at {self._uri}; they are in result.history"
+        return f"{lost} metric values could not be written to MLflow at {self._uri}; they are in result.history"
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Log parameters; values that say nothing as text are described, names that look like secrets are masked.
@@ -164,7 +197,7 @@ class Tracker(NullTracker):
         known = self._client.get_run(self.run_id).data.params
         written = []
         for name, value in params.items():
-            text = describe(name, value)
+            text = self._secrets.mask(describe(name, value))
             key, number = name, 1
             while known.get(key, text) != text:
                 number += 1
@@ -176,7 +209,9 @@ class Tracker(NullTracker):
         """Set tags on the run."""
         from mlflow.entities import RunTag
 
-        self._client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+        self._client.log_batch(
+            self.run_id, tags=[RunTag(name, self._secrets.mask(value)) for name, value in tags.items()]
+        )
 
     def log_text(self, text: str, path: str) -> None:
         """Keep a text as an artifact."""
@@ -190,36 +225,26 @@ class Tracker(NullTracker):
         """Log the model whose MLflow folder the chief has sent, and register it if that was asked for.
 
         Raises:
-            TrackingError: If the registry refuses.
+            TrackingError: If MLflow or the registry refuses.
         """
-        from mlflow.models import Model
-
         if not (folder / "MLmodel").exists():
             self.log_folder(folder, "model")  # weights of a model that could not be saved whole
+            self._registration.refuse_weights()
             return
         try:
-            info = Model.log(None, _SavedModel, name="model", run_id=self.run_id, folder=folder)
-            self.model_uri = str(info.model_uri)
-            self._register()
+            self.model_uri = log_saved_model(folder, self.run_id)
+            self._registration.complete(self.model_uri)
         except Exception as error:
             where = f"; the model is logged as {self.model_uri}" if self.model_uri else ""
-            raise TrackingError(f"MLflow refused the model: {error}{where}", run_id=self.run_id) from error
-
-    def _register(self) -> None:
-        import mlflow
-
-        name = self._settings.registered_model_name
-        if not name:
-            return
-        version = mlflow.register_model(self.model_uri, name)
-        if self._settings.model_alias:
-            self._client.set_registered_model_alias(name, self._settings.model_alias, version.version)
+            text = self._secrets.mask(f"MLflow refused the model: {error}{where}")
+            raise TrackingError(text, run_id=self.run_id) from error
 
     def finish(self, status: str) -> None:
         """Write what is queued; end the run with FINISHED, FAILED or KILLED, unless it is the caller's."""
         import mlflow
 
         self._stop_writer()
+        self._registration.release()
         try:
             if self._is_ours:
                 mlflow.end_run(status)
@@ -236,26 +261,14 @@ class Tracker(NullTracker):
         """Answer a call that user code made to MLflow inside train_fn."""
         return self._calls.answer(worker_index, call.method, *arguments)
 
+    def snapshot(self) -> Snapshot | None:
+        """The run as it is now."""
+        run = self._client.get_run(self.run_id)
+        return Snapshot(run, self._client.get_experiment(run.info.experiment_id))
+
     def upload(self, worker_index: int, upload: Upload, body: IO[bytes]) -> None:
         """Log a file that user code gave to MLflow inside train_fn."""
         self._calls.upload(worker_index, upload.artifact_uri, upload.path, body)
-
-
-class _SavedModel:
-    """An MLflow flavor, as `Model.log` wants one, for a model that is saved already."""
-
-    __name__ = "dbx_tf"
-
-    @staticmethod
-    def save_model(path: str, mlflow_model: Any, folder: Path) -> None:
-        """Copy the saved folder and write the new model's ids into it."""
-        from mlflow.models import Model
-
-        shutil.copytree(folder, path)
-        saved = Model.load(path)
-        for name in ("flavors", "signature", "saved_input_example_info", "model_size_bytes"):
-            setattr(mlflow_model, name, getattr(saved, name, None))
-        mlflow_model.save(str(Path(path, "MLmodel")))
 
 
 def _explain_refusal(uri: str, error: Exception) -> str:

@@ -55,7 +55,23 @@ class Tracking:
         if self.registered_model_name and not self.log_model:
             what, possible = "registered_model_name with log_model=False", "only a logged model can be registered"
             found.append(ArgumentProblem("error", what, possible, "leave log_model=True"))
+        if self.model_alias and re.fullmatch(r"databricks(://.*)?", self.registry_uri()):
+            what = f"model_alias={self.model_alias!r} in the workspace's own registry (MLFLOW_REGISTRY_URI=databricks)"
+            fix = "register in Unity Catalog, MLFLOW_REGISTRY_URI=databricks-uc; or leave model_alias out"
+            found.append(ArgumentProblem("error", what, "there, models have no aliases", fix))
+        name, is_unity_catalog = self.registered_model_name, self.registry_uri().startswith("databricks-uc")
+        if name and is_unity_catalog and not re.fullmatch(r"[^./ ]+(\.[^./ ]+){2}", name):
+            what = f"registered_model_name={name!r}"
+            possible = "Unity Catalog takes catalog.schema.model, without spaces and slashes"
+            fix = "give all three; or set MLFLOW_REGISTRY_URI=databricks for the workspace's own registry"
+            found.append(ArgumentProblem("error", what, possible, fix))
         return tuple(found)
+
+    def registry_uri(self) -> str:
+        """The model registry's URI: MLflow's setting, or what belongs to the tracking URI."""
+        from mlflow.tracking._model_registry.utils import _resolve_registry_uri
+
+        return str(_resolve_registry_uri(tracking_uri=self.resolved_uri()))
 
     def resolved_uri(self) -> str:
         """The tracking URI in use; a relative sqlite path is made absolute, so that it means the same everywhere."""
@@ -66,8 +82,3 @@ class Tracking:
             uri = "sqlite:///mlflow.db"  # the default of MLflow up to 3.6 was the file store
         relative = re.fullmatch(r"sqlite:///(?!/)(.+)", uri)
         return f"sqlite:///{Path(relative.group(1)).resolve()}" if relative else str(uri)
-
-
-def without_password(text: str) -> str:
-    """A text in which no address shows its user and password."""
-    return re.sub(r"//[^/@\s]*@", "//***@", text)

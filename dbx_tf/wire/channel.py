@@ -22,7 +22,7 @@ from typing import IO, Final
 
 from dbx_tf.cluster import join_address
 from dbx_tf.errors import ClusterError
-from dbx_tf.wire.events import Event, Hello, ProtocolError, Role, decode, encode
+from dbx_tf.wire.events import Event, Hello, ProtocolError, Role, Welcome, decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -76,27 +76,9 @@ class Connection:
             ProtocolError: If what arrives is not of this protocol, or longer than `max_line_bytes`.
         """
         try:
-            line = self._reader.readline(max_line_bytes + 1)
+            return read_message(self._reader, max_line_bytes)
         except ValueError:  # closed here, by another thread
-            line = b""
-        if not line:
-            raise EOFError("the connection is closed")
-        if not line.endswith(b"\n"):
-            raise ProtocolError(f"a line is longer than {max_line_bytes} bytes, or was cut")
-        event, remaining = decode(line)
-        if remaining <= _BODY_IN_MEMORY_BYTES:
-            body: IO[bytes] = io.BytesIO(self._reader.read(remaining))
-            remaining -= len(body.read())
-        else:
-            body = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
-        while remaining:
-            chunk = self._reader.read(min(remaining, 1 << 20))
-            if not chunk:
-                raise EOFError("the connection was closed in the middle of a message")
-            body.write(chunk)
-            remaining -= len(chunk)
-        body.seek(0)
-        return event, body
+            raise EOFError("the connection is closed") from None
 
     def set_timeout(self, seconds: float | None) -> None:
         """Let receiving fail with TimeoutError after so many seconds (None: wait for ever)."""
@@ -111,26 +93,61 @@ class Connection:
         self._socket.close()
 
 
-def connect(address: ChannelAddress, worker_index: int, role: Role, attempt: int = 0) -> Connection:
+def read_message(reader: IO[bytes], max_line_bytes: int = MAX_LINE_BYTES) -> tuple[Event, IO[bytes]]:
+    """Read the next event and its body from a stream; see `Connection.receive`.
+
+    Raises:
+        EOFError: If the stream has ended.
+        ProtocolError: If what it holds is not of this protocol, or longer than `max_line_bytes`.
+    """
+    line = reader.readline(max_line_bytes + 1)
+    if not line:
+        raise EOFError("the connection is closed")
+    if not line.endswith(b"\n"):
+        raise ProtocolError(f"a line is longer than {max_line_bytes} bytes, or was cut")
+    event, remaining = decode(line)
+    if remaining <= _BODY_IN_MEMORY_BYTES:
+        body: IO[bytes] = io.BytesIO(reader.read(remaining))
+        remaining -= len(body.read())
+    else:
+        body = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
+    while remaining:
+        chunk = reader.read(min(remaining, 1 << 20))
+        if not chunk:
+            raise EOFError("the connection was closed in the middle of a message")
+        body.write(chunk)
+        remaining -= len(chunk)
+    body.seek(0)
+    return event, body
+
+
+def connect(
+    address: ChannelAddress,
+    worker_index: int,
+    role: Role,
+    attempt: int = 0,
+    timeout_seconds: float = _CONNECT_TIMEOUT_SECONDS,
+) -> Connection:
     """Open a worker's connection to the driver.
 
     Raises:
         ClusterError: If the driver can't be reached from here.
     """
     try:
-        sock = socket.create_connection((address.host, address.port), timeout=_CONNECT_TIMEOUT_SECONDS)
-    except OSError as error:
+        sock = socket.create_connection((address.host, address.port), timeout=timeout_seconds)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection = Connection(sock)
+        connection.send(Hello(token=address.token, worker_index=worker_index, role=role, attempt=attempt))
+        connection.receive(max_line_bytes=_MAX_HELLO_BYTES)  # Welcome: it is this run's driver that listens there
+        connection.set_timeout(None)
+    except (OSError, EOFError, ProtocolError) as error:
         raise ClusterError(
             f"worker {worker_index} on host {socket.gethostname()} can't reach the driver at "
             f"{join_address(address.host, address.port)} ({error}); workers report to the driver over TCP; "
             "open the cluster's network between workers and driver for ephemeral ports, or set spark.driver.host to "
             "an address of the driver that the workers can reach"
         ) from None
-    sock.settimeout(None)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection = Connection(sock)
-    connection.send(Hello(token=address.token, worker_index=worker_index, role=role, attempt=attempt))
     return connection
 
 
@@ -197,6 +214,12 @@ class Listener:
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, name="dbx_tf-listener", daemon=True).start()
 
+    @property
+    def has_connections(self) -> bool:
+        """True while a connection is open."""
+        with self._lock:
+            return bool(self._open)
+
     def close(self) -> None:
         """Stop listening and close every connection."""
         with contextlib.suppress(OSError):
@@ -225,6 +248,7 @@ class Listener:
             self._open.add(connection)
         try:
             if (hello := self._greet(connection)) is not None:
+                connection.send(Welcome())
                 try:
                     while True:
                         self._handler(connection, hello, *connection.receive())

@@ -29,6 +29,10 @@ RELAYED_CALLS: Final = frozenset(
     """.split()
 )
 """Methods of MLflow's tracking store that user code may call from a worker."""
+REGISTRY_CALLS: Final = frozenset(
+    "create_registered_model create_model_version get_model_version set_registered_model_alias".split()
+)
+"""And of its model registry."""
 
 
 class Role(StrEnum):
@@ -61,6 +65,11 @@ class Hello(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome(Event):
+    """Driver to a new connection: its Hello was right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Joined(Event):
     """Task: this worker is here and holds a port for its TensorFlow server."""
 
@@ -74,7 +83,7 @@ class Joined(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start(Event):
-    """Driver to tasks: everybody is here, start the training process."""
+    """Driver to tasks: everybody is here, start the training process; the body is train_fn with its arguments."""
 
     addresses: tuple[str, ...]
 

@@ -26,6 +26,7 @@ from dbx_tf.wire.channel import ChannelAddress, Connection, Outbox, Requests, co
 from dbx_tf.wire.events import Event, Failed, Finished, Metrics, ModelFile, Notice, PortTaken, Ready, Release, Role
 from dbx_tf.worker import export
 from dbx_tf.worker.context import WorkerContext, set_context
+from dbx_tf.worker.mlflow_address import stay_at_relay
 from dbx_tf.worker.reporter import Reporter
 
 _MAX_TEXT: Final = 100_000
@@ -56,6 +57,8 @@ class Job:
     seed: int
     """The same on all workers: an unseeded shuffle must have the same order everywhere."""
     export_model: bool
+    mlflow_addresses: tuple[str, ...]
+    """Addresses of MLflow's that the driver logs to."""
     parent_pid: int
 
 
@@ -64,6 +67,7 @@ def main(job_folder: str) -> int:
     folder = Path(job_folder)
     job: Job = pickle.loads((folder / "job.pkl").read_bytes())  # noqa: S301  # written by our parent
     _die_with_parent(job.parent_pid)
+    stay_at_relay(job.mlflow_addresses)
     exit_code = train(job, (folder / "payload.pkl").read_bytes(), folder)
     if exit_code != 0:
         # TensorFlow's orderly end would wait for workers that are about to be stopped.

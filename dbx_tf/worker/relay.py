@@ -1,6 +1,6 @@
-"""Lets the user's own `mlflow.log_*` calls inside train_fn reach the run, without credentials on the workers.
+"""Lets the user's own calls of MLflow inside train_fn reach the run, without credentials on the workers.
 
-Runs on: workers, in the training process, loaded by MLflow itself: the package registers these two classes as MLflow
+Runs on: workers, in the training process, loaded by MLflow itself: the package registers these classes as MLflow
 plugins for `dbx-tf://` addresses, and a training process is started with such an address as its tracking URI. Calls
 travel to the driver, which answers them for the chief and ignores what others write (see driver.mlflow_calls).
 """
@@ -13,10 +13,11 @@ from typing import Any
 
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
+from mlflow.store.model_registry.abstract_store import AbstractStore as AbstractRegistry
 from mlflow.store.tracking.abstract_store import AbstractStore
 
 from dbx_tf.wire.channel import Body
-from dbx_tf.wire.events import RELAY_SCHEME, RELAYED_CALLS, Call, Event, Reply, Upload
+from dbx_tf.wire.events import REGISTRY_CALLS, RELAY_SCHEME, RELAYED_CALLS, Call, Event, Reply, Upload
 from dbx_tf.worker.context import ask_driver
 
 
@@ -65,12 +66,21 @@ class RelayStore(AbstractStore):  # type: ignore[misc]  # MLflow is not typed st
         super().__init__()
 
 
-for _name in RELAYED_CALLS:
-    setattr(RelayStore, _name, _forward(_name))
-for _name, _method in vars(AbstractStore).items():
-    # MLflow marks what a store must have, but does not enforce it: these would do nothing without a word.
-    if getattr(_method, "__isabstractmethod__", False) and _name not in RELAYED_CALLS:
-        setattr(RelayStore, _name, _refuse(_name))
+class RelayRegistry(AbstractRegistry):  # type: ignore[misc]  # MLflow is not typed strictly
+    """MLflow model registry whose calls are answered by the driver."""
+
+
+def _fill(store: type, base: type, relayed: frozenset[str]) -> None:
+    for name in relayed:
+        setattr(store, name, _forward(name))
+    for name, method in vars(base).items():
+        # MLflow marks what a store must have, but does not enforce it: these would do nothing without a word.
+        if getattr(method, "__isabstractmethod__", False) and name not in relayed:
+            setattr(store, name, _refuse(name))
+
+
+_fill(RelayStore, AbstractStore, RELAYED_CALLS)
+_fill(RelayRegistry, AbstractRegistry, REGISTRY_CALLS)
 
 
 class RelayArtifacts(ArtifactRepository):  # type: ignore[misc]  # MLflow is not typed strictly

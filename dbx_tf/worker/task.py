@@ -7,6 +7,7 @@ the Python worker, which Spark uses again for other jobs, stays as it was.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pickle
 import queue
@@ -21,10 +22,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from dbx_tf.cluster import join_address, split_address, tf_config
-from dbx_tf.wire.channel import ChannelAddress, Connection, Outbox, connect
+from dbx_tf.wire.channel import ChannelAddress, Connection, Outbox, connect, save_body
 from dbx_tf.wire.events import RELAY_SCHEME, Event, Exited, Joined, Rejoin, Role, Start, Stop
 from dbx_tf.worker import environment
 from dbx_tf.worker.output import LOG_TAIL_LINES, pump_output
@@ -60,12 +61,15 @@ class _Inbox:
     """What happens to a worker: the driver's commands, and the end of its training process."""
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[Event | _Ended] = queue.Queue()
-        self.put = self._queue.put
+        self._queue: queue.Queue[tuple[Event | _Ended, IO[bytes]]] = queue.Queue()
 
-    def get(self, attempt: int) -> Event | _Ended:
-        """Wait for the next item that concerns this attempt."""
-        while isinstance(item := self._queue.get(), _Ended) and item.attempt != attempt:
+    def put(self, item: Event | _Ended, body: IO[bytes] | None = None) -> None:
+        """Add a command with its body, or the end of a training process."""
+        self._queue.put((item, body or io.BytesIO()))
+
+    def get(self, attempt: int) -> tuple[Event | _Ended, IO[bytes]]:
+        """Wait for the next item that concerns this attempt, and its body."""
+        while isinstance((item := self._queue.get())[0], _Ended) and item[0].attempt != attempt:
             pass
         return item
 
@@ -74,8 +78,6 @@ class _Inbox:
 class Program:
     """All that a task needs, in one object that is pickled to it."""
 
-    payload: bytes = field(repr=False)
-    """train_fn and its arguments, pickled."""
     address: ChannelAddress
     num_workers: int
     gpus_per_worker: int
@@ -86,17 +88,20 @@ class Program:
     """The driver's sys.path: what of it exists here is searched last."""
     seed: int
     export_model: bool
+    mlflow_addresses: tuple[str, ...]
+    """Addresses of MLflow's that the driver logs to; what train_fn logs there goes through the driver."""
     echo: bool
     """Print the training process's output here as well, for the executor's own log."""
 
     def __call__(self) -> None:
         """Be the worker of the barrier task that this is called in (by MirroredStrategyRunner, as its train_fn)."""
         try:
-            run_worker(self, self._find_place())
+            run_worker(self, self.find_place())
         finally:
             environment.restore()
 
-    def _find_place(self) -> Place:
+    def find_place(self) -> Place:
+        """Where the barrier task that this is called in runs."""
         from pyspark import BarrierTaskContext
 
         context = BarrierTaskContext.get()
@@ -140,11 +145,11 @@ def _run_attempt(
     """One start of the training process. Returns the number of the next attempt, or None when all is done."""
     with _held_port() as port, scratch_folder() as folder:
         connection.send(_joined(place, attempt, port))
-        command = inbox.get(attempt)
+        command, payload = inbox.get(attempt)
         if not isinstance(command, Start):
             return _obey(command)
         (folder / "job.pkl").write_bytes(pickle.dumps(_job(program, place, attempt)))
-        (folder / "payload.pkl").write_bytes(program.payload)
+        save_body(payload, folder / "payload.pkl")
         child = _start(program, place, command.addresses, folder)
         tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
         pump = threading.Thread(
@@ -155,7 +160,7 @@ def _run_attempt(
             target=lambda: inbox.put(_Ended(attempt, child.wait())), name="dbx_tf-wait", daemon=True
         ).start()
         try:
-            ended = inbox.get(attempt)
+            ended, _ = inbox.get(attempt)
             if not isinstance(ended, _Ended):
                 return _obey(ended)
             _end(child)  # what the process itself started may still hold its output
@@ -163,7 +168,7 @@ def _run_attempt(
             if ended.exit_code != PORT_TAKEN_EXIT_CODE:
                 logs.flush()
                 connection.send(Exited(exit_code=ended.exit_code, log_tail=list(tail)))
-            return None if ended.exit_code == 0 else _obey(inbox.get(attempt))
+            return None if ended.exit_code == 0 else _obey(inbox.get(attempt)[0])
         finally:
             if child.returncode is None:  # else its number may belong to somebody else by now
                 _end(child)
@@ -177,9 +182,9 @@ def run_here(program: Program, place: Place) -> None:
     connection = connect(program.address, place.worker_index, Role.TASK)
     try:
         connection.send(_joined(place, attempt=1, port=0))
-        connection.receive()
+        _, payload = connection.receive()
         with scratch_folder() as folder:
-            exit_code = train(_job(program, place, attempt=1), program.payload, folder)
+            exit_code = train(_job(program, place, attempt=1), payload.read(), folder)
         connection.send(Exited(exit_code=exit_code, log_tail=[]))
     finally:
         connection.close()
@@ -204,6 +209,7 @@ def _job(program: Program, place: Place, attempt: int) -> Job:
         address=program.address,
         seed=program.seed,
         export_model=program.export_model,
+        mlflow_addresses=program.mlflow_addresses,
         parent_pid=os.getpid(),
     )
 
@@ -217,7 +223,7 @@ def _obey(command: Event | _Ended) -> int:
 def _listen(connection: Connection, inbox: _Inbox) -> None:
     while True:
         try:
-            inbox.put(connection.receive()[0])
+            inbox.put(*connection.receive())
         except (EOFError, OSError):
             inbox.put(Stop(reason="the driver is gone"))
             return
@@ -233,6 +239,7 @@ def _start(program: Program, place: Place, addresses: tuple[str, ...], folder: P
         "TF_GRPC_REUSE_PORT": "true",  # so that TensorFlow can bind the port that we hold
         "CUDA_VISIBLE_DEVICES": ",".join(place.gpus) or "-1",
         "MLFLOW_TRACKING_URI": f"{RELAY_SCHEME}://driver",
+        "MLFLOW_REGISTRY_URI": f"{RELAY_SCHEME}://driver",
         "PYTHONPATH": os.pathsep.join(search),
         "PYTHONUNBUFFERED": "1",
     }

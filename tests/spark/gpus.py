@@ -1,11 +1,10 @@
 """GPU arithmetic on a Spark whose GPUs are made up by a discovery script; run by test_gpus.py.
 
-Usage: gpus.py <Spark master> <GPUs per executor> <GPUs per task> <slots> <file for the answers>
+Usage: gpus.py <Spark master, or address of Spark Connect> <settings as JSON> <slots> <file for the answers>
 """
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +21,14 @@ def which_gpus() -> Any:
     return os.environ["CUDA_VISIBLE_DEVICES"]
 
 
-def main(master: str, per_executor: str, per_task: str, num_slots: str, out: str) -> None:
+def main(master: str, settings: str, num_slots: str, out: str) -> None:
     """Run twice in one session, since the second run is where MirroredStrategyRunner breaks."""
     from pyspark.sql import SparkSession
 
-    script = Path(tempfile.mkdtemp(), "discover.sh")
-    addresses = ", ".join(f'"{index}"' for index in reversed(range(int(per_executor))))
-    script.write_text(f'#!/bin/sh\necho \'{{"name": "gpu", "addresses": [{addresses}]}}\'\n')
-    script.chmod(0o755)
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.worker.resource.gpu.amount": per_executor,
-        "spark.worker.resource.gpu.discoveryScript": str(script),
-        "spark.executor.resource.gpu.amount": per_executor,
-        "spark.executor.resource.gpu.discoveryScript": str(script),
-        "spark.task.resource.gpu.amount": per_task,
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    }
-    spark = SparkSession.builder.master(master).config(map=settings).getOrCreate()
+    if master.startswith("sc://"):
+        spark = SparkSession.builder.remote(master).getOrCreate()
+    else:
+        spark = SparkSession.builder.master(master).config(map=json.loads(settings)).getOrCreate()
     answers: dict[str, Any] = {"runs": [], "error": ""}
     runner = Runner(num_slots=int(num_slots), use_gpu=True, tracking=Tracking(enabled=False))
     try:
@@ -51,8 +40,6 @@ def main(master: str, per_executor: str, per_task: str, num_slots: str, out: str
     except DbxTfError as error:
         answers["error"] = f"{type(error).__name__}: {error}"
     spark.stop()
-    script.unlink()
-    script.parent.rmdir()
     Path(out).write_text(json.dumps(answers))
 
 

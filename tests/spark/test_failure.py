@@ -194,24 +194,6 @@ def test_gpus_on_a_cluster_without_are_refused(spark: Any, tracking: Tracking) -
     assert Runner(num_slots=2, tracking=tracking).plan().gpus_per_worker == 0
 
 
-def test_a_spark_connect_session_is_refused(fresh_python: Callable[..., Any]) -> None:
-    """Spark Connect is told at once what it can't do; local_mode works there."""
-    code = """
-import os, time
-os.environ["SPARK_REMOTE"] = "local[2]"
-from dbx_tf import ClusterError, Runner, Tracking
-started = time.monotonic()
-try:
-    Runner(num_slots=2, tracking=Tracking(enabled=False)).run(lambda: 1)
-except ClusterError as error:
-    value = str(error), time.monotonic() - started
-"""
-    text, seconds = fresh_python(code)
-    assert "Spark Connect" in text
-    assert "dedicated access mode" in text
-    assert seconds < REFUSED_WITHIN
-
-
 @pytest.mark.parametrize("uri", ["file:///old/mlruns", "/old/mlruns", "./mlruns"])
 def test_the_file_store_is_refused(uri: str) -> None:
     """MLflow's old file store is told before anything starts, with the line that works."""

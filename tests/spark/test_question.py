@@ -1,37 +1,10 @@
 """The question that this package answers, on two set-ups of Spark."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from .conftest import HERE
-
-
-def spark_home(folder: Path) -> Path:
-    """A SPARK_HOME of links: local-cluster writes into it, which must not be the installed package."""
-    import pyspark
-
-    home = folder / "spark_home"
-    home.mkdir()
-    for entry in Path(pyspark.__file__).parent.iterdir():
-        (home / entry.name).symlink_to(entry)
-    return home
-
-
-def run_script(script: str, *args: str, folder: Path, timeout: float = 280) -> Any:
-    """Run a script that starts a Spark of its own, and return the answers it writes."""
-    out = folder / "answers.json"
-    full = {**os.environ, "SPARK_HOME": str(spark_home(folder)), "SPARK_LOCAL_IP": "127.0.0.1"}
-    full.pop("MLFLOW_TRACKING_URI", None)  # where other tests have set it
-    command = [sys.executable, str(HERE / script), *args, str(out)]
-    done = subprocess.run(command, cwd=folder, env=full, capture_output=True, text=True, timeout=timeout, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
-    return {**json.loads(out.read_text()), "output": done.stdout}
+from .conftest import run_script
 
 
 @pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]"])

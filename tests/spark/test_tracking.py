@@ -1,13 +1,7 @@
 """The MLflow run of a training: what is in it, against a real store and a real server."""
 
-import base64
-import contextlib
 import os
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +12,7 @@ import pytest
 from dbx_tf import Runner, Tracking, TrackingError
 
 from . import train_fns
+from .conftest import mlflow_server
 
 PASSWORD = "a-password-of-the-tests"
 
@@ -74,8 +69,6 @@ def test_metrics_arrive_while_it_trains(spark: Any, tracking: Tracking, client: 
 
 def train_slowly() -> bool:
     """Wait between epochs; the chief asks MLflow what it knows of the first one."""
-    import time
-
     import mlflow
     import tensorflow as tf
 
@@ -243,8 +236,6 @@ value = uri, start, mlflow.MlflowClient(uri).get_run(result.run_id).data.metrics
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real MLflow server over HTTP that wants a name and a password."""
     folder = tmp_path_factory.mktemp("server")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     settings = folder / "auth.ini"
     settings.write_text(
         "[mlflow]\ndefault_permission = READ\nadmin_username = admin\n"
@@ -252,47 +243,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
     env = {
-        **os.environ,
         "MLFLOW_AUTH_CONFIG_PATH": str(settings),
         "MLFLOW_AUTH_ADMIN_PASSWORD": PASSWORD,
         "MLFLOW_FLASK_SERVER_SECRET_KEY": "only-for-tests",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--app-name",
-        "basic-auth",
-        "--host",
-        "127.0.0.1",
-        "--workers",
-        "1",
-    ]
-    command += ["--port", str(port), "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
-    command += ["--artifacts-destination", str(folder / "artifacts")]
-    with (folder / "server.log").open("w") as log:
-        process = subprocess.Popen(command, env=env, cwd=folder, stdout=log, stderr=log, start_new_session=True)
-    try:
-        wait_for(f"http://127.0.0.1:{port}/health", process, folder / "server.log")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, 9)
-        process.wait(30)
-
-
-def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    basic = base64.b64encode(f"admin:{PASSWORD}".encode()).decode()
-    request = urllib.request.Request(url, headers={"Authorization": f"Basic {basic}"})  # noqa: S310  # our own server
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()[-3000:]
-        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5):  # noqa: S310  # our own server
-            return
-        time.sleep(0.5)
-    raise AssertionError(log.read_text()[-3000:])
+    options = ("--app-name", "basic-auth", "--artifacts-destination", str(folder / "artifacts"))
+    with mlflow_server(folder, *options, env=env) as address:
+        yield address
 
 
 def test_a_server_that_wants_a_password(
@@ -306,7 +263,6 @@ def test_a_server_that_wants_a_password(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
 
     def train_fn() -> Any:
-        import os
 
         os.environ.pop("MLFLOW_TRACKING_USERNAME", None)  # local Spark's workers inherit them; a cluster's do not
         os.environ.pop("MLFLOW_TRACKING_PASSWORD", None)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .test_question import run_script, spark_home
+from .conftest import run_script, spark_home
 
 NETWORK = "10.77.0"
 DRIVER = f"{NETWORK}.1"

@@ -31,6 +31,7 @@ def test_public_names_are_those_promised() -> None:
         "WorkerContext",
         "WorkerFailedError",
         "get_context",
+        "score",
     }
     assert all(getattr(dbx_tf, name).__module__.startswith("dbx_tf.") for name in dbx_tf.__all__)
 

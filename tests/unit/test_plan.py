@@ -58,6 +58,22 @@ def test_all_problems_are_told_at_once() -> None:
     assert len(caught.value.problems) == 3
 
 
+@pytest.mark.parametrize(
+    ("registry", "name", "text"),
+    [
+        ("databricks-uc", "digits", "Unity Catalog takes catalog.schema.model"),
+        ("databricks-uc", "main.ml.digits", ""),
+        ("databricks", "digits", "there, models have no aliases"),
+    ],
+)
+def test_a_name_has_to_fit_its_registry(registry: str, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unity Catalog's names have three levels, and the registry before it has no aliases."""
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", registry)
+    tracking = Tracking(tracking_uri="databricks", registered_model_name=name, model_alias="champion")
+    assert "".join(problem.possible for problem in tracking.problems()).startswith(text)
+    assert bool(tracking.problems()) == bool(text)
+
+
 def test_positional_arguments_are_refused() -> None:
     """run() takes train_fn's arguments by name, as MirroredStrategyRunner does."""
     with pytest.raises(TypeError, match="by name"):

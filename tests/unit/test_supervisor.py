@@ -11,6 +11,7 @@ import pytest
 
 from dbx_tf.cluster import Topology
 from dbx_tf.driver.journal import Journal
+from dbx_tf.driver.secrets import Secrets
 from dbx_tf.driver.supervisor import Outcome, Supervisor
 from dbx_tf.driver.tracker import NullTracker
 from dbx_tf.wire import events
@@ -24,12 +25,12 @@ class PlayedLauncher:
 
     name = "played"
     host = bind_host = "127.0.0.1"
-    has_servers = True
+    has_servers = is_live = True
 
     def __init__(self) -> None:
         self.running = True
 
-    def start(self, program: Any) -> None:
+    def start(self, program: Any, make_deputy: Any, take: Any) -> None:
         """Nothing is started."""
 
     def is_running(self) -> bool:
@@ -49,8 +50,8 @@ class Stage:
         self.launcher, self.shown = PlayedLauncher(), list[str]()
         self.kept: list[Connection] = []  # a connection that nobody holds is closed
         tracker = NullTracker()
-        self.journal = Journal(folder, tracker, self.shown.append)
-        self.supervisor = Supervisor(self.launcher, 2, VERSIONS, self.journal, tracker)
+        self.journal = Journal(folder, tracker, self.shown.append, Secrets({}))
+        self.supervisor = Supervisor(self.launcher, 2, VERSIONS, self.journal, tracker, b"train_fn")
         self.topologies: list[Topology] = []
         self._outcomes: list[Outcome] = []
         self._thread = threading.Thread(target=self._wait, daemon=True)
@@ -95,7 +96,9 @@ def test_workers_start_together_and_leave_together(stage: Stage) -> None:
     """Nobody starts before all have joined, nobody is released before all have finished."""
     tasks = [stage.task(index) for index in (0, 1)]
     for task in tasks:
-        assert received(task) == events.Start(addresses=("10.0.0.0:1", "10.0.0.1:1"))
+        start, payload = task.receive()
+        assert start == events.Start(addresses=("10.0.0.0:1", "10.0.0.1:1"))
+        assert payload.read() == b"train_fn"
     trainings = [stage.training(index) for index in (0, 1)]
     trainings[1].send(events.Finished())
     trainings[0].send(events.Metrics(values={"loss": 0.5}, step=0, is_epoch=True))
