@@ -163,7 +163,9 @@ class _ConnectSession(_Session):
 
         task = TaskResourceRequests().cpus(int(self.get("spark.task.cpus") or 1))
         task = task.resource(gpus.resource_name, gpus.per_task)
-        return ConnectLauncher(self.spark, num_tasks, ResourceProfileBuilder().require(task).build)
+        profile = ResourceProfileBuilder().require(task).build
+        _ = profile.id  # Spark registers it now: in the launcher's thread, no session is active
+        return ConnectLauncher(self.spark, num_tasks, profile)
 
 
 def _open_session() -> _Session:

@@ -62,13 +62,14 @@ def rows(spark: Any) -> Any:
 def test_a_column_equals_predict(rows: Any, tmp_path: Path, kind: str, features: Any) -> None:
     """Scalars, arrays, images and named inputs arrive in the shape that the model wants."""
     model, inputs = make(kind)
-    save_mlflow_model(model, tmp_path / "model", None)
+    expected = model.predict(inputs, verbose=0).reshape(NUM_ROWS, -1).squeeze()
+    of_fit = None if isinstance(inputs, dict) else ((None, *inputs.shape[1:]), inputs.dtype.name)
+    save_mlflow_model(model, tmp_path / "model", of_fit)
     scored = dbx_tf.score(rows, str(tmp_path / "model"), features, output="y", batch_size=16)
     assert rows.sparkSession.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == "16"
     assert scored.columns == [*rows.columns, "y"]
     found = np.array([row.y for row in scored.orderBy("i").select("y").collect()])
-    expected = model.predict(inputs, verbose=0).reshape(NUM_ROWS, -1).squeeze()
-    assert found == pytest.approx(expected, abs=1e-5)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 def test_what_does_not_fit_is_told(rows: Any, tmp_path: Path) -> None:
