@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from dbx_tf.errors import ConfigError
 
-_SPARK_TYPES: Final = {"float64": "double", "int64": "bigint", "int32": "int", "str": "string", "bool": "boolean"}
+_SPARK_TYPES: Final = {"float64": "double", "int64": "bigint", "int32": "int", "bool": "boolean"}
 _ROWS_SETTING: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 Columns = str | Sequence[str]
 
@@ -47,7 +47,7 @@ def score(
     signature = mlflow.models.get_model_info(model_uri).signature
     if signature is None or not signature.outputs or not signature.inputs.is_tensor_spec():
         what = f"the model {model_uri} does not say which tensors it takes and gives"
-        raise ConfigError(f"{what}; a model that dbx_tf logs does; log it with a signature")
+        raise ConfigError(f"{what}; a model that train_fn returns does; log others with a signature of tensors")
     outputs = list(signature.outputs)
     if len(outputs) != 1:
         what = f"the model {model_uri} gives {len(outputs)} tensors; one can be a column"
@@ -74,7 +74,8 @@ def _column(frame: Any, columns: Columns, spec: Any) -> Any:
 
     given = [columns] if isinstance(columns, str) else list(columns)
     if missing := [name for name in given if name not in frame.columns]:
-        raise ConfigError(f"no column {', '.join(missing)}; the DataFrame has {', '.join(frame.columns)}")
+        has = f"the DataFrame has {', '.join(frame.columns)}"
+        raise ConfigError(f"features names {', '.join(missing)}, which is no column; {has}; name those")
     kind = _spark_type(spec)
     column, type_name = functions.col(given[0]), str(frame.schema[given[0]].dataType.simpleString())
     depth = type_name.count("array<")
@@ -88,4 +89,4 @@ def _column(frame: Any, columns: Columns, spec: Any) -> Any:
 
 
 def _spark_type(spec: Any) -> str:
-    return _SPARK_TYPES.get(spec.type.name.rstrip("0123456789") if spec.type.kind == "U" else spec.type.name, "float")
+    return "string" if spec.type.kind == "U" else _SPARK_TYPES.get(spec.type.name, "float")

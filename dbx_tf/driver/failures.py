@@ -77,22 +77,3 @@ def describe_exit(exit_code: int) -> tuple[str, str]:
     if exit_code == -signal.SIGKILL:
         text += "; when nobody sent it, the system did because memory ran out"
     return "ProcessKilled", text
-
-
-def not_started(absent: list[str], waiting: list[str], seconds: float) -> tuple[str, str]:
-    """Class and text for workers that were not ready in time: never started, or without a strategy."""
-    text = f"not all workers were ready after {seconds:.0f} s"
-    if absent:
-        text += f"; Spark never started the task of worker {', '.join(absent)}"
-    elif waiting:
-        text += f"; no strategy on worker {', '.join(waiting)}: can the workers reach each other's ports?"
-    return "StartTimeout", text
-
-
-def left_behind(finished_index: int, seconds: float) -> tuple[str, str]:
-    """Class and text for a worker that is silent though another has finished."""
-    text = (
-        f"worker {finished_index} has finished, but this one has said nothing for {seconds:.0f} s: it probably waits "
-    )
-    text += "for the other in a collective; every worker has to make the same steps, and to stop in the same epoch"
-    return "Stalled", text

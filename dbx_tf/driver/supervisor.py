@@ -13,15 +13,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import IO, Any, Final
 
-from dbx_tf.cluster import Topology, WorkerInfo
-from dbx_tf.driver.failures import FailureLog, left_behind, not_started
+from dbx_tf.cluster import Topology
+from dbx_tf.driver.failures import FailureLog
 from dbx_tf.driver.journal import NullJournal
 from dbx_tf.driver.launch import Launcher
 from dbx_tf.driver.tracker import NullTracker
+from dbx_tf.driver.workers import Worker, Workers
 from dbx_tf.errors import ClusterError, Failure
 from dbx_tf.wire import events
 from dbx_tf.wire.channel import Connection, Listener
-from dbx_tf.worker.environment import version_differences
 
 _MAX_ATTEMPTS: Final = 4
 _START_SECONDS: Final = 600.0
@@ -30,37 +30,6 @@ _FINISH_SECONDS: Final = 600.0
 """So long a worker may be silent after another has finished; it may be saving, but it may wait for that other one."""
 _SETTLE_SECONDS: Final = 1.0
 """How long a launch that ended waits for what its workers have sent."""
-
-
-@dataclass(slots=True)
-class _Worker:
-    index: int
-    task: Connection | None = None
-    training: Connection | None = None
-    joined: events.Joined | None = None
-    ready: events.Ready | None = None
-    finished: events.Finished | None = None
-    exited: events.Exited | None = None
-    heard: float = 0.0
-    """When it last said anything."""
-
-    @property
-    def host(self) -> str:
-        return self.joined.host if self.joined else ""
-
-    @property
-    def info(self) -> WorkerInfo | None:
-        if self.joined is None or self.ready is None:
-            return None
-        return WorkerInfo(
-            worker_index=self.index,
-            host=self.joined.host,
-            address=self.joined.address,
-            executor=self.joined.executor,
-            pid=self.ready.pid,
-            devices=tuple(self.ready.devices),
-            num_replicas=len(self.ready.devices),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +56,7 @@ class Supervisor:
     ) -> None:
         self._launcher, self._journal, self._tracker, self._payload = launcher, journal, tracker, payload
         self._driver_versions = driver_versions
-        self._workers = [_Worker(index) for index in range(num_workers)]
+        self._workers = Workers(num_workers)
         self._failures = FailureLog()
         self._attempt = 1
         self._value = b""
@@ -100,11 +69,7 @@ class Supervisor:
     @property
     def topology(self) -> Topology | None:
         """Where the workers sit; None before all of them are ready."""
-        infos = [info for worker in self._workers if (info := worker.info) is not None]
-        if len(infos) < len(self._workers):
-            return None
-        ready = self._workers[0].ready
-        return Topology(workers=tuple(infos), num_replicas=ready.num_replicas if ready else 0)
+        return self._workers.topology
 
     @property
     def num_restarts(self) -> int:
@@ -133,8 +98,8 @@ class Supervisor:
             if is_over:
                 return Outcome(self._lost_launch())
             if topology is None and time.monotonic() > deadline and self._launcher.is_live:
-                return Outcome(self._not_started())
-            if (silent := self._left_behind()) is not None:
+                return Outcome(self._workers.not_started(_START_SECONDS))
+            if (silent := self._workers.left_behind(_FINISH_SECONDS)) is not None:
                 return Outcome(silent)
             if ended is None and not self._launcher.is_running():
                 ended = time.monotonic()
@@ -185,7 +150,7 @@ class Supervisor:
                             self._follow(connection, worker, event, body)  # else: from a process that was given up
                         self._changed.notify_all()
 
-    def _follow(self, connection: Connection | None, worker: _Worker, event: events.Event, body: IO[bytes]) -> None:
+    def _follow(self, connection: Connection | None, worker: Worker, event: events.Event, body: IO[bytes]) -> None:
         match event:
             case events.Joined():
                 worker.task, worker.joined = connection, event
@@ -218,7 +183,7 @@ class Supervisor:
             self._changed.notify_all()
 
     def _serve(
-        self, connection: Connection | None, worker: _Worker, event: events.Call | events.Upload, body: IO[bytes]
+        self, connection: Connection | None, worker: Worker, event: events.Call | events.Upload, body: IO[bytes]
     ) -> None:
         try:
             answer = None
@@ -235,25 +200,22 @@ class Supervisor:
 
     # What follows from it.
 
-    def _start_if_complete(self, joining: _Worker) -> None:
+    def _start_if_complete(self, joining: Worker) -> None:
         assert joining.joined is not None
         if joining.joined.error:
             self._fail(joining, "ClusterError", joining.joined.error)
-        joined = [w.joined for w in self._workers if w.joined is not None and w.joined.attempt == self._attempt]
-        if len(joined) < len(self._workers) or any(j.error for j in joined):
+        joined = self._workers.joined(self._attempt)
+        if len(joined) < len(self._workers) or any(each.error for each in joined):
             return
-        for other, worker in zip(joined, self._workers, strict=True):
-            where, expected = "the driver", self._driver_versions
-            if version_differences(other.versions, joined[0].versions):
-                where, expected = f"worker 0 on host {joined[0].host}", joined[0].versions
-            if found := version_differences(other.versions, expected):
-                text = f"versions differ from those of {where}: {found}; driver and workers need the same; "
-                self._fail(worker, "ClusterError", text + "install the packages as libraries of the cluster")
-                return
+        if differing := self._workers.differing(joined, self._driver_versions):
+            worker, text = differing
+            self._fail(worker, "ClusterError", text)
+            return
+        addresses = tuple(each.address for each in joined)
         for each in self._workers:
-            _command(each.task, events.Start(addresses=tuple(j.address for j in joined)), self._payload)
+            _command(each.task, events.Start(addresses=addresses), self._payload)
 
-    def _start_again(self, worker: _Worker) -> None:
+    def _start_again(self, worker: Worker) -> None:
         if self._attempt == _MAX_ATTEMPTS:
             address = worker.joined.address if worker.joined else "?"
             text = (
@@ -274,7 +236,7 @@ class Supervisor:
             for worker in self._workers:
                 _command(worker.training, events.Release())
 
-    def _fail(self, worker: _Worker, cause: str, text: str) -> None:
+    def _fail(self, worker: Worker, cause: str, text: str) -> None:
         self._failures.add(Failure(worker.index, worker.host, cause, text), has_exited=True)
 
     def _success(self) -> Outcome:
@@ -293,18 +255,6 @@ class Supervisor:
         if isinstance(error, ClusterError):
             return Failure(cause_type="ClusterError", cause_message=str(error))
         return Failure(cause_type="SparkJobFailed", cause_message=str(error or "the tasks ended without a word"))
-
-    def _left_behind(self) -> Failure | None:
-        done = next((worker for worker in self._workers if worker.finished is not None), None)
-        for worker in self._workers:
-            if done and worker.finished is None and time.monotonic() > worker.heard + _FINISH_SECONDS:
-                return Failure(worker.index, worker.host, *left_behind(done.index, _FINISH_SECONDS))
-        return None
-
-    def _not_started(self) -> Failure:
-        absent = [str(worker.index) for worker in self._workers if worker.joined is None]
-        waiting = [f"{w.index} on host {w.host}" for w in self._workers if w.joined is not None and w.ready is None]
-        return Failure(None, "", *not_started(absent, waiting, _START_SECONDS))
 
 
 def _command(connection: Connection | None, event: events.Event, body: bytes = b"") -> None:

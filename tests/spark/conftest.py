@@ -120,6 +120,15 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
+def wait_until(is_up: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait for what a process has to do first; if it does not, show its log."""
+    deadline = time.monotonic() + 240
+    while not is_up():
+        assert process.poll() is None, log.read_text()[-3000:]
+        assert time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(0.2)
+
+
 @contextlib.contextmanager
 def connect_server(folder: Path, master: str, *prefix: str, conf: dict[str, str] | None = None) -> Iterator[str]:
     """A Spark Connect server in a process of its own, started with `prefix` before its command; yields its address."""
@@ -135,11 +144,7 @@ def connect_server(folder: Path, master: str, *prefix: str, conf: dict[str, str]
         env = {**os.environ, "SPARK_HOME": str(home)}
         process = subprocess.Popen(command, env=env, cwd=folder, stdout=file, stderr=file, start_new_session=True)
     try:
-        deadline = time.monotonic() + 120
-        while "Spark Connect server started" not in log.read_text():
-            assert process.poll() is None, log.read_text()[-3000:]
-            assert time.monotonic() < deadline, log.read_text()[-3000:]
-            time.sleep(0.2)
+        wait_until(lambda: "Spark Connect server started" in log.read_text(), process, log)
         yield f"sc://127.0.0.1:{port}"
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -216,11 +221,7 @@ def mlflow_server(folder: Path, *options: str, env: dict[str, str] | None = None
         process = subprocess.Popen(command, env=full, cwd=folder, stdout=file, stderr=file, start_new_session=True)
     address = f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + 240
-        while not _answers(f"{address}/health"):
-            assert process.poll() is None, log.read_text()[-3000:]
-            assert time.monotonic() < deadline, log.read_text()[-3000:]
-            time.sleep(0.5)
+        wait_until(lambda: _answers(f"{address}/health"), process, log)
         yield address
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -3,9 +3,9 @@
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .conftest import connect_server, free_port, run_script
+from .conftest import connect_server, free_port, run_script, wait_until
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("ip"), reason="making network namespaces needs root, and the command ip"
@@ -45,28 +45,38 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
 
 
 @contextlib.contextmanager
-def bridge(*command: str) -> Iterator[None]:
-    process = subprocess.Popen(command)
+def bridge(log: Path, is_up: Callable[[], bool], *command: str) -> Iterator[None]:
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)
     try:
+        wait_until(is_up, process, log)
         yield
     finally:
         process.kill()
         process.wait(30)
 
 
+def is_open(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
+        return True
+    return False
+
+
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
     """Spark Connect in a network of its own, from which nothing outside can be reached."""
-    name, path, port = f"dbxtf{os.getpid()}c", str(tmp_path / "socket"), free_port()
+    name, path, port = f"dbxtf{os.getpid()}c", tmp_path / "socket", free_port()
     inside = ("ip", "netns", "exec", name)
     subprocess.run(["ip", "netns", "add", name], check=True, timeout=30)
     try:
         subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True, timeout=30)
         with connect_server(tmp_path, "local[2]", *inside) as there, contextlib.ExitStack() as stack:
             far_port = there.rpartition(":")[2]
-            stack.enter_context(bridge(*inside, sys.executable, "-c", BRIDGE, "inside", far_port, path))
-            stack.enter_context(bridge(sys.executable, "-c", BRIDGE, "outside", str(port), path))
-            time.sleep(1)
+            carry = (sys.executable, "-c", BRIDGE)
+            log = tmp_path / "inside.log"
+            stack.enter_context(bridge(log, path.exists, *inside, *carry, "inside", far_port, str(path)))
+            log = tmp_path / "outside.log"
+            stack.enter_context(bridge(log, lambda: is_open(port), *carry, "outside", str(port), str(path)))
             yield f"sc://127.0.0.1:{port}"
     finally:
         subprocess.run(["ip", "netns", "del", name], check=False, timeout=30)

@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_told(rows: Any, tmp_path: Path) -> None:
     save_mlflow_model(make("two")[0], tmp_path / "two", None)
     with pytest.raises(ConfigError, match=r"features has a; the model takes a, b; give columns for each"):
         dbx_tf.score(rows, str(tmp_path / "two"), {"a": "x0"})
-    with pytest.raises(ConfigError, match=r"no column y0; the DataFrame has i, x0"):
+    with pytest.raises(ConfigError, match=r"names y0, which is no column; the DataFrame has i, x0"):
         dbx_tf.score(rows, str(tmp_path / "two"), {"a": "y0", "b": "rest"})
     mlflow.keras.save_model(make("two")[0], str(tmp_path / "bare"))
     with pytest.raises(ConfigError, match=r"does not say which tensors it takes"):

@@ -48,7 +48,7 @@ class Workspace:
             return 404, b'{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "No such model."}'
         if "/unity-catalog/registered-models/create" in path and b'"main.' not in body:
             return 404, b'{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "No such catalog."}'
-        request = urllib.request.Request(self.upstream + path, data=body or None, method=method)  # noqa: S310
+        request = urllib.request.Request(self.upstream + path, data=body or None, method=method)  # noqa: S310  # to our own server
         request.add_header("Content-Type", "application/json")
         try:
             with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310  # our own server

@@ -54,12 +54,12 @@ def main(host: str, token_file: str, events: str, out: str) -> None:
     os.environ.update(MLFLOW_TRACKING_URI="databricks", DATABRICKS_HOST=host)
 
     def renew() -> None:
-        while True:
-            os.environ["DATABRICKS_TOKEN"] = Path(token_file).read_text()
-            time.sleep(0.1)
+        os.environ["DATABRICKS_TOKEN"] = Path(token_file).read_text()
+        again = threading.Timer(0.1, renew)
+        again.daemon = True
+        again.start()
 
-    threading.Thread(target=renew, daemon=True).start()
-    time.sleep(0.5)
+    renew()
     answers: dict[str, Any] = {}
     os.environ["MLFLOW_REGISTRY_URI"] = "databricks"
     tracking = Tracking(experiment="/Users/somebody/digits", registered_model_name="digits")
