@@ -19,10 +19,11 @@ RUNTIME ?= 17.3
 RUNTIME_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12) python3.12)
 RUNTIME_BIN := .venv-$(RUNTIME)/bin
 
-.PHONY: help setup java demo test test-fast test-wheel test-runtime lint format conformance bench clean
+.PHONY: help setup java demo test test-fast test-table test-wheel runtime test-runtime lint format conformance \
+  conformance-runtime bench clean
 
 help: ## Show the commands
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
 
 setup: $(STAMP) java ## Install everything into .venv (and Java 17, as root on Debian)
 
@@ -39,21 +40,30 @@ java:
 demo: setup ## Train on two real workers of a local Spark; metrics and model go to a local MLflow store
 	$(BIN)/dbx-tf demo
 
-test: setup ## Run the tests, all but the further tables of `make conformance`
+test: setup ## Run the tests, and of the conformance table its core
 	$(BIN)/python -m pytest -m 'not table'
 
 test-fast: setup ## Run the tests that need no Spark, no training and no server
 	$(BIN)/python -m pytest -m 'not slow'
 
+test-table: setup ## Run what `make test` leaves out of the conformance table
+	$(BIN)/python -m pytest -m table
+
 test-wheel: setup ## Run the fast tests against the built wheel, away from the source
 	conf/test-wheel.sh $(BIN)/python
 
-test-runtime: java ## Run the core tests with the packages of an older Databricks ML runtime (RUNTIME=17.3, 18 or 19)
+runtime: java
 	test -d .venv-$(RUNTIME) || $(RUNTIME_PYTHON) -m venv .venv-$(RUNTIME)
 	$(RUNTIME_BIN)/python -m pip install --quiet -c conf/constraints-$(RUNTIME).txt --editable '.[tf,test]' 'pyspark[connect]'
-	PYSPARK_PYTHON=$(CURDIR)/$(RUNTIME_BIN)/python PYSPARK_DRIVER_PYTHON=$(CURDIR)/$(RUNTIME_BIN)/python \
-	  DBX_TF_CONFORMANCE_TABLE=$(CURDIR)/docs/conformance-$(RUNTIME).md \
-	  $(RUNTIME_BIN)/python -m pytest -m 'not table' tests/unit tests/spark/test_run.py tests/conformance
+
+test-runtime conformance-runtime: export PYSPARK_PYTHON := $(CURDIR)/$(RUNTIME_BIN)/python
+test-runtime conformance-runtime: export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(RUNTIME_BIN)/python
+
+test-runtime: runtime ## Run the core tests with the packages of an older Databricks ML runtime (RUNTIME=17.3, 18 or 19)
+	$(RUNTIME_BIN)/python -m pytest -m 'not table' tests/unit tests/spark/test_run.py tests/conformance
+
+conformance-runtime: runtime ## The whole table with those packages, as docs/conformance-17.3.md
+	DBX_TF_CONFORMANCE_TABLE=$(CURDIR)/docs/conformance-$(RUNTIME).md $(RUNTIME_BIN)/python -m pytest tests/conformance
 
 lint: setup ## Check format, style, types and import layers
 	$(BIN)/ruff format --check

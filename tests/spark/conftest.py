@@ -22,6 +22,8 @@ import pytest
 from dbx_tf import Tracking
 
 HERE = Path(__file__).parent
+CLASSIC = pytest.mark.parametrize("spark", ["classic"], indirect=True)
+"""Mark of a test in which the way to Spark has no part."""
 CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 SESSION = f"DBX_TF_TEST_SESSION={os.getpid()}"
 os.environ["DBX_TF_TEST_SESSION"] = str(os.getpid())  # inherited by all that these tests start, to find it again

@@ -15,14 +15,17 @@ import pytest
 from dbx_tf import ClusterError, ConfigError, DbxTfError, Runner, Tracking, TrackingError, WorkerFailedError
 
 from . import train_fns
-from .conftest import HERE, training_processes
+from .conftest import CLASSIC, HERE, training_processes
 
 MUCH_LONGER_THAN_IT_TAKES = 90.0
 REFUSED_WITHIN = 2.0
 
 
-@pytest.mark.parametrize("local_mode", [False, True])
-@pytest.mark.parametrize("worker_index", [0, 1])
+@pytest.mark.parametrize(
+    ("spark", "local_mode", "worker_index"),
+    [("classic", False, 0), ("classic", False, 1), ("connect", False, 1), ("classic", True, 0), ("classic", True, 1)],
+    indirect=["spark"],
+)
 @pytest.mark.parametrize(
     ("how", "cause_type", "text"),
     [
@@ -149,6 +152,7 @@ Runner(num_slots=2, local_mode=not {master}, tracking=tracking).run(train_fns.tr
         assert run.info.status == "KILLED"
 
 
+@CLASSIC
 @pytest.mark.parametrize("kind", ["session", "frame", "dataset", "strategy", "model", "optimizer", "variable", "layer"])
 def test_what_would_arrive_broken_is_refused(spark: Any, tracking: Tracking, kind: str) -> None:
     """Spark, datasets, strategies, models and variables in a closure are refused by name, in under two seconds."""

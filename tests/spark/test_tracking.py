@@ -12,7 +12,7 @@ import pytest
 from dbx_tf import Runner, Tracking, TrackingError
 
 from . import train_fns
-from .conftest import mlflow_server
+from .conftest import CLASSIC, mlflow_server
 
 PASSWORD = "a-password-of-the-tests"
 
@@ -86,6 +86,7 @@ def train_slowly() -> bool:
     return seen == [True]
 
 
+@CLASSIC
 @pytest.mark.parametrize("keras", ["keras", "tf_keras"])
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_the_logged_model_predicts_as_the_trained_one(
@@ -150,6 +151,7 @@ def log_a_model_and_autolog() -> None:
     mlflow.keras.log_model(model, name="my_own", pip_requirements=["keras"])
 
 
+@CLASSIC
 def test_autolog_and_log_model_inside_train_fn(spark: Any, tracking: Tracking, client: Any) -> None:
     """Both work on the chief, are harmless on the others, and make no second run."""
     import mlflow
@@ -191,6 +193,7 @@ def test_an_active_run_elsewhere_is_told(tracking: Tracking, tmp_path: Path) -> 
     mlflow.set_tracking_uri(None)
 
 
+@CLASSIC
 def test_secrets_and_large_values_do_not_become_params(spark: Any, tracking: Tracking, client: Any) -> None:
     """A password is masked, an array is described."""
     train = {
@@ -289,6 +292,7 @@ def test_a_server_that_wants_a_password(
     assert max(np.abs(a - b).max() for a, b in zip(weights, result.value["weights"], strict=True)) == 0.0
 
 
+@CLASSIC
 def test_a_wrong_password_is_told_before_training(spark: Any, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the right password nothing starts, and the error says which settings to check."""
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
