@@ -8,7 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,36 +110,45 @@ def run_alone(folder: Path, keras_name: str, names: list[str]) -> None:
 
 
 @pytest.fixture(scope="session")
-def tables() -> Iterator[dict[str, Outcomes]]:
-    """The outcomes of each stack; written down in the end, if that is asked for."""
+def outcomes_of(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Outcomes]]:
+    """Run the chosen cases of a stack when they are asked for first: once alone, once on workers."""
     made: dict[str, Outcomes] = {}
-    yield made
+    failed: dict[str, BaseException] = {}
+    tests = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+
+    def outcomes(name: str) -> Outcomes:
+        if name in failed:
+            raise failed[name]
+        if name not in made:
+            try:
+                made[name] = run(name)
+            except BaseException as error:  # pytest's own for a timeout is no Exception
+                failed[name] = error  # it takes minutes, and would take them for each case
+                raise
+        return made[name]
+
+    def run(name: str) -> Outcomes:
+        stack = STACKS[name]
+        chosen = {test["name"] for test in tests if test.get("stack") == name}
+        names = [case for case in stack.cases if case in chosen]
+        alone, together = (tmp_path_factory.mktemp(folder) for folder in ("alone", "together"))
+        run_alone(alone, stack.keras_name, names)
+        env = {"TF_USE_LEGACY_KERAS": "1"} if stack.keras_name == "tf_keras" else {}
+        runner = Runner(num_slots=stack.num_workers, local_mode=True, tracking=Tracking(enabled=False), env=env)
+        result = runner.run(run_cases, folder=str(together), names=names, keras_name=stack.keras_name)
+        return Outcomes(stack, alone, together, tuple(result.notices))
+
+    yield outcomes
     if table := os.environ.get(WRITE_TABLE):
         Path(table).write_text(as_table(made))
 
 
-@pytest.fixture(scope="session")
-def outcomes(
-    request: pytest.FixtureRequest, tables: dict[str, Outcomes], tmp_path_factory: pytest.TempPathFactory
-) -> Outcomes:
-    """Run the chosen cases of a stack, once alone and once on workers."""
-    stack = STACKS[request.param]
-    tests = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    chosen = {test["name"] for test in tests if test.get("outcomes") == request.param}
-    names = [name for name in stack.cases if name in chosen]
-    alone, together = (tmp_path_factory.mktemp(name) for name in ("alone", "together"))
-    run_alone(alone, stack.keras_name, names)
-    env = {"TF_USE_LEGACY_KERAS": "1"} if stack.keras_name == "tf_keras" else {}
-    runner = Runner(num_slots=stack.num_workers, local_mode=True, tracking=Tracking(enabled=False), env=env)
-    result = runner.run(run_cases, folder=str(together), names=names, keras_name=stack.keras_name)
-    tables[request.param] = Outcomes(stack, alone, together, tuple(result.notices))
-    return tables[request.param]
-
-
-@pytest.mark.parametrize(("outcomes", "name"), TABLE, indirect=["outcomes"])
-def test_case(outcomes: Outcomes, name: str) -> None:
+@pytest.mark.parametrize(("stack", "name"), TABLE)
+def test_case(outcomes_of: Callable[[str], Outcomes], stack: str, name: str) -> None:
     """The case is equal, told or refused, as the table says."""
-    case = CASES[name]
+    outcomes, case = outcomes_of(stack), CASES[name]
     alone, *workers = outcomes.of(name)
     expected = outcomes.stack.expected(case)
     if "error" in alone and not IS_NEWEST:
@@ -176,10 +185,10 @@ def unfixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("outcomes", "name"), [("keras", name) for name in FIXED], indirect=["outcomes"])
-def test_a_fix_is_still_needed(outcomes: Outcomes, unfixed: Path, name: str) -> None:
+@pytest.mark.parametrize(("stack", "name"), [("keras", name) for name in FIXED])
+def test_a_fix_is_still_needed(outcomes_of: Callable[[str], Outcomes], unfixed: Path, stack: str, name: str) -> None:
     """Without dbx_tf's fix the case is wrong: when this fails, Keras has mended it and the fix can go."""
-    alone, *_ = outcomes.of(name)
+    alone, *_ = outcomes_of(stack).of(name)
     chief, other = (pickle.loads((unfixed / f"{name}.{index}.pkl").read_bytes()) for index in (0, 1))
     assert not (is_equal(alone, chief) and is_equal(chief, other))
 
