@@ -9,10 +9,8 @@ import contextlib
 import json
 import secrets
 import shutil
-import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
 from dbx_tf.cluster import Topology, without_password
+from dbx_tf.driver.interrupts import sigterm_as_exit
 from dbx_tf.driver.journal import Journal
 from dbx_tf.driver.launch import Deputy
 from dbx_tf.driver.plan import RunPlan, make_plan
@@ -96,7 +95,7 @@ class _Run:
 
     def __enter__(self) -> _Run:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_sigterm_as_exit())
+            stack.enter_context(sigterm_as_exit())
             folder = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="dbx_tf-", ignore_cleanup_errors=True))
             )
@@ -236,20 +235,3 @@ def _to_error(failure: Failure, run_id: str | None) -> Exception:
 
 def _show(text: str) -> None:
     print(f"dbx_tf: {text}", flush=True)
-
-
-@contextlib.contextmanager
-def _sigterm_as_exit() -> Iterator[None]:
-    """End the run in an orderly way when the driver is asked to stop, as a job's cancellation does."""
-
-    def leave(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from dbx_tf.cluster import without_password
+from dbx_tf.driver.interrupts import uninterrupted
 from dbx_tf.driver.mlflow_calls import Snapshot, WorkerCalls
 from dbx_tf.driver.models import Registration, log_saved_model
 from dbx_tf.driver.parameters import describe
@@ -203,15 +204,14 @@ class Tracker(NullTracker):
                 number += 1
                 key = f"{name}.{number}"
             written.append(Param(key, text))
-        self._client.log_batch(self.run_id, params=written)
+        uninterrupted(self._client.log_batch, self.run_id, params=written)
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags on the run."""
         from mlflow.entities import RunTag
 
-        self._client.log_batch(
-            self.run_id, tags=[RunTag(name, self._secrets.mask(value)) for name, value in tags.items()]
-        )
+        masked = [RunTag(name, self._secrets.mask(value)) for name, value in tags.items()]
+        uninterrupted(self._client.log_batch, self.run_id, tags=masked)
 
     def log_text(self, text: str, path: str) -> None:
         """Keep a text as an artifact."""
@@ -232,8 +232,8 @@ class Tracker(NullTracker):
             self._registration.refuse_weights()
             return
         try:
-            self.model_uri = log_saved_model(folder, self.run_id)
-            self._registration.complete(self.model_uri)
+            self.model_uri = uninterrupted(log_saved_model, folder, self.run_id)
+            uninterrupted(self._registration.complete, self.model_uri)
         except Exception as error:
             where = f"; the model is logged as {self.model_uri}" if self.model_uri else ""
             text = self._secrets.mask(f"MLflow refused the model: {error}{where}")
