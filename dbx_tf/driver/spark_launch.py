@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import socket
 import threading
 import uuid
@@ -30,6 +31,11 @@ _NOT_LIVE: Final = (
 _TOO_LARGE: Final = (
     "train_fn and its arguments have {} MB, but the workers can't fetch them from this machine; Spark Connect ships at "
     "most {} MB; write the data to files that the workers can read, such as a volume, or run this on the cluster"
+)
+_MISSING: Final = re.compile("No module named '(dbx_tf|spark_tensorflow_distributor)")
+_NOT_INSTALLED: Final = (
+    "the workers' Python has no package {}: install dbx-tf on every server, as a library of the cluster or of the job, "
+    "or in the notebook by %pip install, before the Spark session is used"
 )
 
 
@@ -78,6 +84,8 @@ class _SparkJob(ABC):
         """Spark's error, shortened to what a person can use."""
         if self._error is None or isinstance(self._error, ClusterError):
             return self._error
+        if missing := _MISSING.search(str(self._error)):
+            return ClusterError(_NOT_INSTALLED.format(missing.group(1)))
         return RuntimeError(_first_python_error(str(self._error)))
 
     def finish(self) -> None:

@@ -3,56 +3,23 @@
 import contextlib
 import os
 import shutil
-import signal
-import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .conftest import run_script, spark_home
+from .conftest import run_script
+from .standalone import Cluster, standalone
 
 NETWORK = "10.77.0"
 DRIVER = f"{NETWORK}.1"
-JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"),
     reason="making network namespaces needs root, and the commands ip and unshare",
 )
-
-
-@dataclass
-class Cluster:
-    """A master in the default namespace and a worker in each of two others."""
-
-    folder: Path
-    port: int = 0
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    @property
-    def master(self) -> str:
-        return f"spark://{DRIVER}:{self.port}"
-
-    def start(self, name: str, command: list[str], address: str) -> None:
-        """Start a process of the cluster; its output goes to a log."""
-        env = {**os.environ, "SPARK_LOCAL_IP": address, "SPARK_HOME": str(self.folder / "spark_home")}
-        env |= {"SPARK_DAEMON_JAVA_OPTS": JVM, "SPARK_WORKER_DIR": str(self.folder / name)}
-        with (self.folder / f"{name}.log").open("w") as log:
-            process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
-        self.processes.append(process)
-
-    def wait_for(self, text: str, count: int) -> None:
-        """Wait until the master's log has a text so many times."""
-        log = self.folder / "master.log"
-        deadline = time.monotonic() + 120
-        while log.read_text().count(text) < count:
-            assert time.monotonic() < deadline, log.read_text()[-3000:]
-            time.sleep(0.2)
 
 
 def ip(command: str) -> None:
@@ -84,32 +51,12 @@ def two_hosts() -> Iterator[list[str]]:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    folder = tmp_path / "cluster"
-    folder.mkdir()
-    home = spark_home(folder)
-    spark_class = str(home / "bin" / "spark-class")
-    cluster = Cluster(folder)
-    with two_hosts() as hosts:
-        try:
-            with socket.create_server((DRIVER, 0)) as free:
-                cluster.port = free.getsockname()[1]
-            master = ["org.apache.spark.deploy.master.Master", "--host", DRIVER, "--port", str(cluster.port)]
-            cluster.start("master", [spark_class, *master, "--webui-port", "0"], DRIVER)
-            cluster.wait_for("I have been elected leader", 1)
-            for index, name in enumerate(hosts, 1):
-                address = f"{NETWORK}.1{index}"
-                worker = (
-                    f"org.apache.spark.deploy.worker.Worker --host {address} --webui-port 0 -c 1 -m 2g {cluster.master}"
-                )
-                shell = f"hostname server-{index}; exec {spark_class} {worker}"
-                cluster.start(name, ["ip", "netns", "exec", name, "unshare", "-u", "sh", "-c", shell], address)
-            cluster.wait_for("Registering worker", 2)
-            yield cluster
-        finally:
-            for process in cluster.processes:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait(30)
+    with two_hosts() as hosts, standalone(tmp_path / "cluster", DRIVER) as cluster:
+        for index, name in enumerate(hosts, 1):
+            enter = ["ip", "netns", "exec", name, "unshare", "-u"]
+            cluster.start_worker(name, f"{NETWORK}.1{index}", 1, enter, f"hostname server-{index}")
+        cluster.wait_for_workers(2)
+        yield cluster
 
 
 def test_both_servers_train(cluster: Cluster, store: str, tmp_path: Path, fresh_python: Callable[..., Any]) -> None:
