@@ -1,5 +1,6 @@
 """What a caller sees when training fails: the first cause, soon, with nothing left behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from dbx_tf import ClusterError, ConfigError, DbxTfError, Runner, Tracking, TrackingError, WorkerFailedError
 
 from . import train_fns
-from .conftest import CLASSIC, HERE, training_processes
+from .conftest import CLASSIC, CONNECT_MODE, HERE, connect_server, training_processes
 
 MUCH_LONGER_THAN_IT_TAKES = 90.0
 REFUSED_WITHIN = 2.0
@@ -126,21 +127,31 @@ def test_a_missing_module_on_the_workers_is_explained(spark: Any, tracking: Trac
     assert caught.value.cause_type == "ModuleNotFoundError"
 
 
-def test_ctrl_c_ends_everything(tracking: Tracking, client: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "way"), [(signal.SIGINT, "classic"), (signal.SIGINT, "connect"), (signal.SIGTERM, "local")]
+)
+def test_ctrl_c_ends_everything(
+    tracking: Tracking, client: Any, tmp_path: Path, number: signal.Signals, way: str
+) -> None:
     """SIGINT and SIGTERM at the driver end the workers within seconds and the MLflow run as KILLED."""
-    for number, master in ((signal.SIGINT, True), (signal.SIGTERM, False)):
-        name = f"killed by {number.name}"
+    name, env = f"killed by {number.name}, {way}", dict(os.environ)
+    session = "builder.master('local[2]').config('spark.ui.enabled', 'false').getOrCreate()"
+    with contextlib.ExitStack() as stack:
+        if way == "connect":
+            address = stack.enter_context(connect_server(tmp_path, "local[2]"))
+            session, env[CONNECT_MODE] = f"builder.remote({address!r}).getOrCreate()", "1"
         script = f"""
 import sys; sys.path.insert(0, {str(HERE)!r})
 import train_fns
 from dbx_tf import Runner, Tracking
-if {master}:
+if {way != "local"}:
     from pyspark.sql import SparkSession
-    SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    SparkSession.{session}
 tracking = Tracking(tracking_uri={tracking.tracking_uri!r}, run_name={name!r})
-Runner(num_slots=2, local_mode=not {master}, tracking=tracking).run(train_fns.train_for_ever)
+Runner(num_slots=2, local_mode={way == "local"}, tracking=tracking).run(train_fns.train_for_ever)
 """
-        driver = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-c", script]
+        driver = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
         assert driver.stdout is not None
         for line in driver.stdout:
             if "replicas in sync" in line:
@@ -148,6 +159,7 @@ Runner(num_slots=2, local_mode=not {master}, tracking=tracking).run(train_fns.tr
         driver.send_signal(number)
         driver.communicate(timeout=60)
         assert driver.returncode in (-number, 128 + number, 1)
+        assert training_processes() == []  # while the server, if there is one, goes on
         (run,) = client.search_runs(["0"], f"attributes.run_name = '{name}'")
         assert run.info.status == "KILLED"
 
