@@ -9,7 +9,6 @@ import dis
 import functools
 import inspect
 import io
-import site
 import sys
 import sysconfig
 import types
@@ -146,9 +145,7 @@ def _own_modules_by_value() -> Iterator[None]:
 @functools.cache
 def _installed_roots() -> tuple[str, ...]:
     """Folders whose modules count as installed, on the workers as well as here."""
-    paths = sysconfig.get_paths()
-    roots = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    roots |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])}
+    roots = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(__file__).parents[1])}
     spark = sys.modules.get("pyspark")
     roots |= set(spark.__path__) if spark else set()  # a cluster's Spark is not in site-packages
     return (_RUNTIME_ROOT, *(str(Path(root).resolve()) + "/" for root in roots))
@@ -158,7 +155,10 @@ def _is_own(module: types.ModuleType) -> bool:
     file, name = getattr(module, "__file__", None), getattr(module, "__name__", None)
     if not file or name == "__main__" or sys.modules.get(str(name)) is not module:
         return False
-    return not str(Path(file).resolve()).startswith(_installed_roots())
+    path = Path(file).resolve()
+    # whichever environment it belongs to: one may be layered on another
+    in_packages = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    return not in_packages and not str(path).startswith(_installed_roots())
 
 
 def _explain(train_fn: Callable[..., Any], kwargs: Mapping[str, Any], error: Exception) -> Problem:
