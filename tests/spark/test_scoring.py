@@ -70,7 +70,7 @@ def test_a_column_equals_predict(rows: Any, tmp_path: Path, kind: str, features:
     assert scored.columns == [*rows.columns, "y"]
     found = np.array([row.y for row in scored.orderBy("i").select("y").collect()])
     # The sums are of float32 numbers as large as the largest output, in an order that depends on the batch.
-    assert found == pytest.approx(expected, rel=1e-5, abs=1e-5 * max(1.0, np.abs(expected).max()))
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-5 * max(1.0, float(np.abs(expected).max())))
 
 
 def test_what_does_not_fit_is_told(rows: Any, tmp_path: Path) -> None:
