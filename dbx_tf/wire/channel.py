@@ -30,6 +30,7 @@ MAX_LINE_BYTES: Final = 4 << 20
 _MAX_HELLO_BYTES: Final = 4096
 _HELLO_TIMEOUT_SECONDS: Final = 10.0
 _CONNECT_TIMEOUT_SECONDS: Final = 30.0
+_SILENCE_SECONDS: Final = 10
 _BODY_IN_MEMORY_BYTES: Final = 1 << 20
 _CONNECTIONS_PER_WORKER: Final = 8
 
@@ -136,7 +137,7 @@ def connect(
     try:
         sock = socket.create_connection((address.host, address.port), timeout=timeout_seconds)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        _notice_silence(sock)
         connection = Connection(sock)
         connection.send(Hello(token=address.token, worker_index=worker_index, role=role, attempt=attempt))
         connection.receive(max_line_bytes=_MAX_HELLO_BYTES)  # Welcome: it is this run's driver that listens there
@@ -149,6 +150,18 @@ def connect(
             "an address of the driver that the workers can reach"
         ) from None
     return connection
+
+
+def _notice_silence(sock: socket.socket) -> None:
+    """Have the kernel end the connection when the other host has not answered for about ten seconds.
+
+    Otherwise a link that is cut, or a host that is gone, would look like one that has nothing to say.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": _SILENCE_SECONDS * 1000}
+    for name, value in options.items():
+        if hasattr(socket, name):  # Linux has all of them
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class Outbox:
@@ -242,7 +255,7 @@ class Listener:
                 sock.close()
 
     def _serve(self, sock: socket.socket) -> None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        _notice_silence(sock)
         connection = Connection(sock)
         with self._lock:
             self._open.add(connection)

@@ -121,6 +121,8 @@ class Exited(Event):
     exit_code: int
     """As subprocess counts: negative for a signal."""
     log_tail: list[str]
+    num_oom_kills: int = 0
+    """Processes that the host's kernel killed for want of memory meanwhile (count)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +138,44 @@ class Ready(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortTaken(Event):
     """Training process: TensorFlow could not bind the port that was held for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed(Event):
+    """Training process: it has finished steps since it said so last, or computes outside of Keras's fit."""
+
+    num_steps: int
+    """All steps so far (count)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspect(Event):
+    """Driver to tasks: find out what the training process is doing."""
+
+
+class Doing(StrEnum):
+    """What a training process is found at."""
+
+    WAITING = "waiting"
+    """Inside TensorFlow, as while it waits for the other workers."""
+    BUSY = "busy"
+    """In code of the user's, or of Python's."""
+    STOPPED = "stopped"
+    """The system does not let it run."""
+    ABSENT = "absent"
+    """There is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspected(Event):
+    """Task: answer to Inspect."""
+
+    doing: str
+    """One of `Doing`."""
+    where: str
+    """In words."""
+    stacks: str
+    """A Python stack of each of its threads, as faulthandler writes them ("" if there is none to be had)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

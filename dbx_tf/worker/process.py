@@ -24,7 +24,7 @@ import cloudpickle
 
 from dbx_tf.wire.channel import ChannelAddress, Connection, Outbox, Requests, connect
 from dbx_tf.wire.events import Event, Failed, Finished, Metrics, ModelFile, Notice, PortTaken, Ready, Release, Role
-from dbx_tf.worker import export
+from dbx_tf.worker import export, inspection
 from dbx_tf.worker.context import WorkerContext, set_context
 from dbx_tf.worker.mlflow_address import stay_at_relay
 from dbx_tf.worker.reporter import Reporter
@@ -67,6 +67,7 @@ def main(job_folder: str) -> int:
     folder = Path(job_folder)
     job: Job = pickle.loads((folder / "job.pkl").read_bytes())  # noqa: S301  # written by our parent
     _die_with_parent(job.parent_pid)
+    inspection.allow(folder)
     stay_at_relay(job.mlflow_addresses)
     exit_code = train(job, (folder / "payload.pkl").read_bytes(), folder)
     if exit_code != 0:

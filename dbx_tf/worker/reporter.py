@@ -8,14 +8,19 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from dbx_tf.errors import DbxTfError
-from dbx_tf.wire.events import Event, Metrics
+from dbx_tf.wire.events import Event, Metrics, Progressed
 from dbx_tf.worker import fit_data
+
+_PROGRESS_SECONDS: Final = 1.0
+_MIN_CPU_SHARE: Final = 0.1
+"""A process that waits for others uses less of one core than that."""
 
 
 class Reporter:
@@ -39,6 +44,19 @@ class Reporter:
         self.inputs: Any = None
         """Its inputs in that fit, as a structure of shapes and dtypes (None if they can't be told)."""
         self._next_step = 0
+        self._num_steps = self._num_fits = 0
+
+    def _tell_progress(self, is_over: threading.Event) -> None:
+        """Tell every second that steps were finished.
+
+        Outside of fit, where nobody counts steps (a loop of the user's), using the processor counts as progress.
+        """
+        told, cpu_seconds = -1, 0.0
+        while not is_over.wait(_PROGRESS_SECONDS):
+            used, cpu_seconds = time.process_time() - cpu_seconds, time.process_time()
+            if self._num_steps != told or (not self._num_fits and used > _MIN_CPU_SHARE * _PROGRESS_SECONDS):
+                told = self._num_steps
+                self._send(Progressed(num_steps=told))
 
     @contextmanager
     def watch(self, keras: Any) -> Iterator[None]:
@@ -59,6 +77,7 @@ class Reporter:
                 call.arguments["callbacks"] = all_callbacks
             self.model = model
             self.inputs = fit_data.describe(call.arguments["x"])
+            self._num_fits += 1
             try:
                 return original(*call.args, **call.kwargs)
             except Exception as error:
@@ -67,11 +86,16 @@ class Reporter:
                 if ours is None or ours is error:
                     raise
                 raise ours from None
+            finally:
+                self._num_fits -= 1
 
         keras.Model.fit = fit
+        is_over = threading.Event()
+        threading.Thread(target=self._tell_progress, args=(is_over,), name="dbx_tf-progress", daemon=True).start()
         try:
             yield
         finally:
+            is_over.set()
             keras.Model.fit = original
 
     @staticmethod
@@ -88,10 +112,19 @@ class Reporter:
         class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
             """Sends the logs of each epoch; reads no variable that would need the other workers."""
 
+            async_safe = True  # Keras 3 need not wait for a step's logs, of which no use is made
+
             def __init__(self) -> None:
                 super().__init__()
+                self._supports_tf_logs = True  # the same in tf_keras
                 self.offset: int | None = None
                 self.validation_seconds = 0.0
+
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                reporter._num_steps += 1
+
+            def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+                reporter._num_steps += 1
 
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
                 if self.offset is None:

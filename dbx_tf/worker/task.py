@@ -26,9 +26,24 @@ from typing import IO, Final
 
 from dbx_tf.cluster import join_address, split_address, tf_config
 from dbx_tf.wire.channel import ChannelAddress, Connection, Outbox, connect, save_body
-from dbx_tf.wire.events import RELAY_SCHEME, Event, Exited, Joined, Rejoin, Role, Start, Stop
+from dbx_tf.wire.events import (
+    RELAY_SCHEME,
+    Doing,
+    Event,
+    Exited,
+    Failed,
+    Inspect,
+    Inspected,
+    Joined,
+    Rejoin,
+    Role,
+    Start,
+    Stop,
+)
 from dbx_tf.worker import environment
+from dbx_tf.worker.inspection import count_oom_kills, inspect
 from dbx_tf.worker.output import LOG_TAIL_LINES, pump_output
+from dbx_tf.worker.peers import find_unreachable
 from dbx_tf.worker.process import PORT_TAKEN_EXIT_CODE, Job, train
 from dbx_tf.worker.scratch import scratch_folder
 
@@ -62,6 +77,8 @@ class _Inbox:
 
     def __init__(self) -> None:
         self._queue: queue.Queue[tuple[Event | _Ended, IO[bytes]]] = queue.Queue()
+        self.process: tuple[int, Path] | None = None
+        """Process id and folder of the training process that runs."""
 
     def put(self, item: Event | _Ended, body: IO[bytes] | None = None) -> None:
         """Add a command with its body, or the end of a training process."""
@@ -148,9 +165,14 @@ def _run_attempt(
         command, payload = inbox.get(attempt)
         if not isinstance(command, Start):
             return _obey(command)
+        if error := find_unreachable(command.addresses, place.worker_index):
+            connection.send(Failed(cause_type="ClusterError", cause_message=error, traceback="", is_echo=False))
+            return _obey(inbox.get(attempt)[0])
         (folder / "job.pkl").write_bytes(pickle.dumps(_job(program, place, attempt)))
         save_body(payload, folder / "payload.pkl")
+        num_oom_kills = count_oom_kills()
         child = _start(program, place, command.addresses, folder)
+        inbox.process = child.pid, folder
         tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
         pump = threading.Thread(
             target=pump_output, args=(child.stdout, tail, logs, program.echo), name="dbx_tf-output", daemon=True
@@ -167,9 +189,11 @@ def _run_attempt(
             pump.join(5)
             if ended.exit_code != PORT_TAKEN_EXIT_CODE:
                 logs.flush()
-                connection.send(Exited(exit_code=ended.exit_code, log_tail=list(tail)))
+                kills = count_oom_kills() - num_oom_kills
+                connection.send(Exited(exit_code=ended.exit_code, log_tail=list(tail), num_oom_kills=kills))
             return None if ended.exit_code == 0 else _obey(inbox.get(attempt)[0])
         finally:
+            inbox.process = None
             if child.returncode is None:  # else its number may belong to somebody else by now
                 _end(child)
             pump.join(5)
@@ -223,7 +247,13 @@ def _obey(command: Event | _Ended) -> int:
 def _listen(connection: Connection, inbox: _Inbox) -> None:
     while True:
         try:
-            inbox.put(*connection.receive())
+            command, body = connection.receive()
+            if not isinstance(command, Inspect):
+                inbox.put(command, body)
+            elif inbox.process is not None:
+                connection.send(inspect(*inbox.process))
+            else:
+                connection.send(Inspected(doing=Doing.ABSENT, where="has no training process", stacks=""))
         except (EOFError, OSError):
             inbox.put(Stop(reason="the driver is gone"))
             return
@@ -234,6 +264,7 @@ def _start(program: Program, place: Place, addresses: tuple[str, ...], folder: P
     search += [entry for entry in program.python_path if entry not in search and Path(entry).exists()]
     env = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED} | {
         "TF_CPP_MIN_LOG_LEVEL": "2",  # errors only: what TensorFlow says about every start hides the rest
+        "PYTHONFAULTHANDLER": "1",  # a crash tells its Python stack
         **program.env,
         "TF_CONFIG": tf_config(addresses, place.worker_index),
         "TF_GRPC_REUSE_PORT": "true",  # so that TensorFlow can bind the port that we hold
