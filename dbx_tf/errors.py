@@ -86,7 +86,8 @@ class WorkerFailedError(DbxTfError, RuntimeError):
     Attributes:
         worker_index: The worker that failed first (None if Spark ended the job before any worker could speak).
         host: Its host name.
-        cause_type: Class name of the exception, or `ProcessKilled`, `ProcessExited`, `TaskLost`.
+        cause_type: Class name of the exception, or `ProcessKilled`, `ProcessExited`, `TaskLost`, `Unresponsive`,
+            `Stalled`, `Timeout`, `SparkJobFailed`.
         cause_message: Text of the exception.
         traceback: The remote traceback ("" if the process died without one).
         log_tail: Its last lines of output (at most 100 lines).

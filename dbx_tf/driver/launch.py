@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Final, Protocol
 
+from dbx_tf.driver.limits import Limits
 from dbx_tf.driver.mlflow_calls import Snapshot
 from dbx_tf.wire.events import Event, Hello
 from dbx_tf.worker.task import Place, Program, run_here, run_worker
@@ -33,6 +34,7 @@ class Deputy:
     """Versions on the driver."""
     snapshot: Snapshot | None
     """The MLflow run as it is at the start; None without tracking."""
+    limits: Limits
 
 
 class Launcher(Protocol):

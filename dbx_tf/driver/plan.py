@@ -17,7 +17,7 @@ from dbx_tf.driver import spark_layout
 from dbx_tf.driver.launch import InProcessLauncher, Launcher, LocalLauncher, local_places
 from dbx_tf.driver.payload import pack
 from dbx_tf.driver.settings import Settings
-from dbx_tf.errors import ConfigError, Problem, raise_problems
+from dbx_tf.errors import ArgumentProblem, ConfigError, Problem, raise_problems
 from dbx_tf.worker.environment import package_versions
 
 _MIN_KERAS: Final = (3, 10)
@@ -37,6 +37,10 @@ class RunPlan:
     """GPUs of each worker (count); 0 for CPU training."""
     slots_available: int | None
     """Tasks this cluster can run at once (count); None where nothing limits them."""
+    num_hosts: int | None
+    """Hosts that could take part (count); None where the session does not tell."""
+    num_hosts_required: int
+    """Hosts that the workers have to be on (count), `require_hosts`."""
     tracking_uri: str | None
     versions: Mapping[str, str]
     """Versions on the driver."""
@@ -82,16 +86,18 @@ class RunPlan:
 def make_plan(settings: Settings, train_fn: Callable[..., Any] | None, kwargs: Mapping[str, Any]) -> RunPlan:
     """Check everything and collect the problems; nothing is started but, where there is none yet, a Spark session."""
     problems = list(settings.problems())
-    layout, available, start = SlotLayout(num_tasks=1, gpus_per_task=0), None, None
+    place = _Place(SlotLayout(num_tasks=1, gpus_per_task=0))
     payload = b""
     if train_fn is not None:
         payload, found = pack(train_fn, kwargs)
         problems += found
     if not problems:  # with an argument that is wrong, no Spark session is started to find out more
         try:
-            layout, available, start = _lay_out(settings, problems)
+            place = _lay_out(settings, problems)
         except ConfigError as error:
             problems += error.problems
+    layout, start = place.slots, place.start
+    problems += check_hosts(settings.require_hosts, layout.num_tasks, place.num_hosts)
     versions, env = package_versions(), passed_on(settings.env)
     problems += check_versions(versions, layout.num_tasks, env)
     return RunPlan(
@@ -99,7 +105,9 @@ def make_plan(settings: Settings, train_fn: Callable[..., Any] | None, kwargs: M
         num_slots=settings.num_slots,
         num_workers=layout.num_tasks,
         gpus_per_worker=layout.gpus_per_task,
-        slots_available=available,
+        slots_available=place.available,
+        num_hosts=place.num_hosts,
+        num_hosts_required=(place.num_hosts or 1) if settings.require_hosts == "all" else settings.require_hosts or 1,
         tracking_uri=settings.tracking.resolved_uri() if settings.tracking.enabled else None,
         versions=versions,
         problems=tuple(sorted(problems, key=lambda problem: problem.level != "error")),
@@ -150,11 +158,36 @@ def check_versions(versions: Mapping[str, str], num_workers: int, env: Mapping[s
         )
 
 
-def _lay_out(
-    settings: Settings, problems: list[Problem]
-) -> tuple[SlotLayout, int | None, Callable[[], Launcher] | None]:
+def check_hosts(required: int | str | None, num_workers: int, num_hosts: int | None) -> Iterator[Problem]:
+    """Whether so many workers can be on the required hosts, of which so many are there (None: not known)."""
+    if required == "all" and num_hosts is None:
+        what = 'require_hosts="all", but this Spark session does not tell how many hosts it has'
+        yield ArgumentProblem("error", what, "a number", "give the number of servers")
+        return
+    needed = num_hosts if required == "all" else required
+    if not isinstance(needed, int):
+        return
+    if num_hosts is not None and needed > num_hosts:
+        what, possible = f"require_hosts={required}", f"the cluster has {num_hosts} host{'s' * (num_hosts > 1)}"
+        yield Problem("error", what, possible, "wait until all servers have started, or lower require_hosts")
+    elif needed > num_workers:
+        what = f"require_hosts={required} needs workers on {needed} hosts, but there are {num_workers} workers"
+        yield Problem("error", what, "each host needs a worker", "raise num_slots")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a run would be."""
+
+    slots: SlotLayout
+    available: int | None = None
+    num_hosts: int | None = None
+    start: Callable[[], Launcher] | None = None
+
+
+def _lay_out(settings: Settings, problems: list[Problem]) -> _Place:
     if settings.in_process:
-        return SlotLayout(1, 0), None, InProcessLauncher
+        return _Place(SlotLayout(1, 0), num_hosts=1, start=InProcessLauncher)
     if settings.local_mode:
         gpus = local_gpus() if settings.use_gpu is not False else ()
         if settings.use_gpu and len(gpus) < settings.num_slots:
@@ -164,10 +197,11 @@ def _lay_out(
         use_gpu = len(gpus) >= settings.num_slots
         mine = gpus[: settings.num_slots] if use_gpu else ()
         layout = SlotLayout(settings.num_slots, 1 if use_gpu else 0)
-        return layout, None, lambda: LocalLauncher(local_places(settings.num_slots, mine))
+        places = local_places(settings.num_slots, mine)
+        return _Place(layout, num_hosts=1, start=lambda: LocalLauncher(places))
     spark = spark_layout.lay_out(settings.num_slots, settings.use_gpu, settings.gpu_resource_name, problems)
     launcher = spark.launcher
-    return spark.slots, spark.available, (lambda: launcher) if launcher else None
+    return _Place(spark.slots, spark.available, spark.num_hosts, (lambda: launcher) if launcher else None)
 
 
 def local_gpus() -> tuple[str, ...]:

@@ -78,7 +78,8 @@ class _Recorder(Supervisor):
         self._own, self._deputy, self._file = launcher, deputy, file
         self._recording = threading.Lock()
         tracker = _Answers(deputy.snapshot) if deputy.snapshot else NullTracker()
-        super().__init__(launcher, num_workers, deputy.versions, NullJournal(), tracker, deputy.payload)
+        journal = NullJournal()
+        super().__init__(launcher, num_workers, deputy.versions, journal, tracker, deputy.payload, deputy.limits)
 
     def lead(self, program: Program) -> None:
         """Run worker 0 here and lead all workers, until all have ended."""

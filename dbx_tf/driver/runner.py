@@ -21,6 +21,7 @@ from dbx_tf.cluster import Topology, without_password
 from dbx_tf.driver.interrupts import sigterm_as_exit
 from dbx_tf.driver.journal import Journal
 from dbx_tf.driver.launch import Deputy
+from dbx_tf.driver.limits import Limits
 from dbx_tf.driver.plan import RunPlan, make_plan
 from dbx_tf.driver.result import RunResult
 from dbx_tf.driver.secrets import Secrets
@@ -90,6 +91,12 @@ class _Run:
         self._runner, self._plan, self._kwargs = runner, plan, kwargs
         self._secrets = Secrets({**runner.env, **kwargs})
         self._started = time.monotonic()
+        self._limits = Limits(
+            start_timeout_seconds=runner.start_timeout_seconds,
+            stall_timeout_seconds=runner.stall_timeout_seconds,
+            timeout_seconds=runner.timeout_seconds,
+            num_hosts=plan.num_hosts_required,
+        )
         self._seed = secrets.randbelow(2**31)
         self._status = "FAILED"
 
@@ -106,7 +113,13 @@ class _Run:
             self._journal = Journal(folder, self._tracker, _show, self._secrets)
             plan = self._plan
             self._supervisor = Supervisor(
-                self._launcher, plan.num_workers, plan.versions, self._journal, self._tracker, plan._payload
+                self._launcher,
+                plan.num_workers,
+                plan.versions,
+                self._journal,
+                self._tracker,
+                plan._payload,
+                self._limits,
             )
             stack.callback(self._supervisor.close)
             self._stack = stack.pop_all()
@@ -175,7 +188,7 @@ class _Run:
         )
 
     def _make_deputy(self) -> Deputy:
-        return Deputy(self._plan._payload, self._plan.versions, self._tracker.snapshot())
+        return Deputy(self._plan._payload, self._plan.versions, self._tracker.snapshot(), self._limits)
 
     def _log_start(self) -> None:
         for problem in self._plan.problems:  # warnings: errors have refused the run

@@ -5,8 +5,10 @@ Runs on: driver.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from dbx_tf.driver.tracking import Tracking
 from dbx_tf.errors import ArgumentProblem, Problem
@@ -31,12 +33,20 @@ class Settings:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Added to the environment of the training processes (the driver's TF_*, KERAS_* and NCCL_* are passed on)."""
     in_process: bool = False
-    """With one slot: train in the calling process, so that a debugger stops in train_fn."""
+    """With one slot: train in the calling process, so that a debugger stops in train_fn; without any deadline."""
+    require_hosts: int | Literal["all"] | None = None
+    """Start training only if the workers are on so many hosts (count), or on all that the cluster has."""
+    start_timeout_seconds: float = 600.0
+    """All workers have to be ready so long after the start; importing TensorFlow takes minutes on a cold server."""
+    stall_timeout_seconds: float = 1800.0
+    """The run ends when no worker has finished a step for so long, or used its processor outside of Keras's fit."""
+    timeout_seconds: float | None = None
+    """The run ends after so long, done or not; None: it may take any time."""
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong with these values, found without asking anybody."""
         slots = self.num_slots
-        if not isinstance(slots, int) or isinstance(slots, bool) or slots <= 0:
+        if not _is_count(slots):
             yield ArgumentProblem(
                 "error",
                 f"num_slots={slots!r}",
@@ -52,4 +62,27 @@ class Settings:
             yield ArgumentProblem(
                 "error", f"env has values that are no text ({', '.join(wrong)})", "variables are text", "use str()"
             )
+        if self.require_hosts not in (None, "all") and not _is_count(self.require_hosts):
+            yield ArgumentProblem(
+                "error",
+                f"require_hosts={self.require_hosts!r}",
+                'a number of hosts from 1, or "all"',
+                "give one of them",
+            )
+        elif _is_count(slots) and _is_count(self.require_hosts) and int(self.require_hosts or 0) > slots:
+            what = f"require_hosts={self.require_hosts} with num_slots={slots}"
+            yield ArgumentProblem("error", what, "each host needs a slot", "raise num_slots or lower require_hosts")
+        for name in ("start_timeout_seconds", "stall_timeout_seconds", "timeout_seconds"):
+            value = getattr(self, name)
+            if (value is None and name == "timeout_seconds") or (_is_number(value) and 0 < value < math.inf):
+                continue
+            yield ArgumentProblem("error", f"{name}={value!r}", "a number of seconds, more than 0", "give one")
         yield from self.tracking.problems()
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

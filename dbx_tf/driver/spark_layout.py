@@ -34,6 +34,8 @@ class SparkLayout:
     available: int | None = None
     """Tasks the cluster can run at once (count); None if it was not asked."""
     launcher: Launcher | None = None
+    num_hosts: int | None = None
+    """Hosts with executors (count); None if the session does not tell."""
 
 
 def lay_out(num_slots: int, use_gpu: bool | None, gpu_resource_name: str, problems: list[Problem]) -> SparkLayout:
@@ -72,7 +74,7 @@ def lay_out(num_slots: int, use_gpu: bool | None, gpu_resource_name: str, proble
                 "lower num_slots, add servers, or wait until all servers have started",
             )
         )
-    return SparkLayout(layout, available, session.make_launcher(layout.num_tasks, gpus))
+    return SparkLayout(layout, available, session.make_launcher(layout.num_tasks, gpus), session.count_hosts())
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,10 @@ class _Session(ABC):
     @abstractmethod
     def count_slots(self, gpus: _Gpus) -> int:
         """Tasks that can run at once."""
+
+    @abstractmethod
+    def count_hosts(self) -> int | None:
+        """Hosts that have executors; None if that is not to be seen."""
 
     @abstractmethod
     def make_launcher(self, num_tasks: int, gpus: _Gpus) -> Launcher:
@@ -128,6 +134,19 @@ class _ClassicSession(_Session):
         except Exception:  # noqa: BLE001  # py4j raises its own errors where a cluster hides these methods
             return int(self._context.defaultParallelism) // int(self.get("spark.task.cpus") or 1)
 
+    def count_hosts(self) -> int | None:
+        """From Spark's status tracker, in which the driver counts as an executor."""
+        if self.is_local:
+            return 1
+        try:
+            jvm = self._context._jsc.sc()
+            own = self._context._jvm.org.apache.spark.SparkEnv.get().blockManager().blockManagerId().port()
+            executors = [(info.host(), info.port()) for info in jvm.statusTracker().getExecutorInfos()]
+        except Exception:  # noqa: BLE001  # as in count_slots
+            return None
+        driver = self.get("spark.driver.host")
+        return len({host for host, port in executors if (host, port) != (driver, own)}) or None
+
     def make_launcher(self, num_tasks: int, gpus: _Gpus) -> Launcher:
         return SparkLauncher(self.spark, num_tasks)
 
@@ -155,6 +174,10 @@ class _ConnectSession(_Session):
             has = int(self.get(f"spark.executor.resource.{gpus.resource_name}.amount") or 0)
             slots = min(slots, has // gpus.per_task)
         return slots * (cores // of_executor)
+
+    def count_hosts(self) -> int | None:
+        """Not to be seen but with a local master."""
+        return 1 if self.is_local else None
 
     def make_launcher(self, num_tasks: int, gpus: _Gpus) -> Launcher:
         if not gpus.needs_profile:

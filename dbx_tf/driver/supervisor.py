@@ -14,22 +14,25 @@ from dataclasses import dataclass, replace
 from typing import IO, Any, Final
 
 from dbx_tf.cluster import Topology
+from dbx_tf.driver import diagnosis
 from dbx_tf.driver.failures import FailureLog
 from dbx_tf.driver.journal import NullJournal
-from dbx_tf.driver.launch import Launcher
+from dbx_tf.driver.launch import CANCEL_SECONDS, Launcher
+from dbx_tf.driver.limits import Limits
 from dbx_tf.driver.tracker import NullTracker
 from dbx_tf.driver.workers import Worker, Workers
-from dbx_tf.errors import ClusterError, Failure
+from dbx_tf.errors import Failure
 from dbx_tf.wire import events
 from dbx_tf.wire.channel import Connection, Listener
 
 _MAX_ATTEMPTS: Final = 4
-_START_SECONDS: Final = 600.0
-"""All workers have to be ready so long after the launch; importing TensorFlow takes minutes on a cold server."""
-_FINISH_SECONDS: Final = 600.0
-"""So long a worker may be silent after another has finished; it may be saving, but it may wait for that other one."""
+_INSPECT_SECONDS: Final = 5.0
+"""How long workers have to tell what they are doing."""
 _SETTLE_SECONDS: Final = 1.0
 """How long a launch that ended waits for what its workers have sent."""
+
+_NO_PROGRESS: Final = (events.LogLines, events.Notice, events.Inspected)
+"""What a worker that makes no step may say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,10 @@ class Supervisor:
         journal: NullJournal,
         tracker: NullTracker,
         payload: bytes,
+        limits: Limits,
     ) -> None:
+        self._limits = limits
+        self._started = self._progressed = time.monotonic()
         self._launcher, self._journal, self._tracker, self._payload = launcher, journal, tracker, payload
         self._driver_versions = driver_versions
         self._workers = Workers(num_workers)
@@ -78,7 +84,6 @@ class Supervisor:
 
     def wait(self, on_ready: Callable[[Topology], None]) -> Outcome:
         """Wait for the run to end; `on_ready` is called once, when all workers are ready."""
-        deadline = time.monotonic() + _START_SECONDS
         is_told = False
         ended: float | None = None
         while True:
@@ -92,17 +97,50 @@ class Supervisor:
                 is_told = True
                 on_ready(topology)
             if failure is not None:
-                return Outcome(failure)
+                return Outcome(self._look_behind(failure))
             if is_done:
                 return self._success()
             if is_over:
-                return Outcome(self._lost_launch())
-            if topology is None and time.monotonic() > deadline and self._launcher.is_live:
-                return Outcome(self._workers.not_started(_START_SECONDS))
-            if (silent := self._workers.left_behind(_FINISH_SECONDS)) is not None:
-                return Outcome(silent)
+                return Outcome(diagnosis.launch_ended(self._launcher.error()))
+            if self._failures.is_empty and (failure := self._overdue()) is not None:
+                return Outcome(failure)
             if ended is None and not self._launcher.is_running():
                 ended = time.monotonic()
+
+    def _overdue(self) -> Failure | None:
+        """What has taken too long."""
+        limits, now = self._limits, time.monotonic()
+        is_ready, is_live = self.topology is not None, self._launcher.is_live
+        # Where the workers can't be reached, worker 0 watches over the limits, and has a word to say about it.
+        patience = 0.0 if is_live else CANCEL_SECONDS
+        if limits.timeout_seconds is not None and now > self._started + limits.timeout_seconds + patience:
+            describe, seconds = diagnosis.out_of_time, limits.timeout_seconds
+        elif is_live and not is_ready and now > self._started + limits.start_timeout_seconds:
+            describe, seconds = diagnosis.not_started, limits.start_timeout_seconds
+        elif is_live and is_ready and now > self._progressed + limits.stall_timeout_seconds:
+            describe, seconds = diagnosis.stalled, limits.stall_timeout_seconds
+        else:
+            return None
+        self._inspect()
+        return describe(self._workers, seconds)
+
+    def _look_behind(self, failure: Failure) -> Failure:
+        """The failure, or if it is an echo and nothing else is known, the worker that it comes from."""
+        if not self._failures.is_echo:
+            return failure
+        self._inspect()
+        first = self._failures.first_cause(final=True) or failure
+        silent = diagnosis.unresponsive(self._workers) if self._failures.is_echo else None
+        return silent or first
+
+    def _inspect(self) -> None:
+        """Ask all workers what they are doing, and give them a moment to answer."""
+        with self._changed:
+            for worker in self._workers:
+                worker.inspected = None
+                _command(worker.task, events.Inspect())
+            asked = [worker for worker in self._workers if worker.task is not None]
+            self._changed.wait_for(lambda: all(w.inspected or w.exited for w in asked), _INSPECT_SECONDS)
 
     def stop(self, reason: str) -> None:
         """Have every task end its training process and fail."""
@@ -130,7 +168,8 @@ class Supervisor:
     ) -> None:
         """Act on what a worker says; without a connection it is told what has been, and can't be answered."""
         worker = self._workers[hello.worker_index]
-        worker.heard = time.monotonic()
+        if not isinstance(event, _NO_PROGRESS):
+            self._progressed = time.monotonic()
         event = self._journal.masked(event)
         with body:
             match event:
@@ -169,17 +208,16 @@ class Supervisor:
             case events.Exited():
                 worker.exited = event
                 if worker.finished is None or event.exit_code != 0:
-                    self._failures.add_exit(worker.index, worker.host, event.exit_code, event.log_tail)
+                    self._failures.add_exit(worker.index, worker.host, event)
+            case events.Inspected():
+                worker.inspected = event
 
     def _on_close(self, connection: Connection, hello: events.Hello) -> None:
         with self._changed:
             worker = self._workers[hello.worker_index]
             if connection is worker.task and worker.exited is None and not self._is_stopped:
-                text = "the Spark task was lost: its Python worker, its executor or its server is gone; "
-                text += (
-                    "look whether the server was taken away (spot) or ran out of memory, and into the executor's log"
-                )
-                self._fail(worker, "TaskLost", text)
+                self._fail(worker, "TaskLost", diagnosis.TASK_LOST)
+                worker.task = None
             self._changed.notify_all()
 
     def _serve(
@@ -211,18 +249,17 @@ class Supervisor:
             worker, text = differing
             self._fail(worker, "ClusterError", text)
             return
+        placement = self._workers.placement
+        if placement.num_hosts < self._limits.num_hosts:
+            self._failures.add(diagnosis.too_few_hosts(placement, self._limits.num_hosts), has_exited=True)
+            return
         addresses = tuple(each.address for each in joined)
         for each in self._workers:
             _command(each.task, events.Start(addresses=addresses), self._payload)
 
     def _start_again(self, worker: Worker) -> None:
         if self._attempt == _MAX_ATTEMPTS:
-            address = worker.joined.address if worker.joined else "?"
-            text = (
-                f"TensorFlow could not bind {address} or {_MAX_ATTEMPTS - 1} ports before it: all of them were taken; "
-            )
-            text += "a worker needs a free port; look for a program that binds ports on this host"
-            self._fail(worker, "ClusterError", text)
+            self._fail(worker, "ClusterError", diagnosis.NO_PORT.format(worker.address, _MAX_ATTEMPTS - 1))
             return
         self._attempt += 1
         text = f"worker {worker.index} lost its port to another program; all workers start again with new ports"
@@ -249,12 +286,6 @@ class Supervisor:
             except Exception as error:  # noqa: BLE001  # unpickling imports and runs what the value needs
                 value_error = f"a value that can't be loaded on the driver ({type(error).__name__}: {error})"
         return Outcome(None, value, value_error, finished.model_summary)
-
-    def _lost_launch(self) -> Failure:
-        error = self._launcher.error()
-        if isinstance(error, ClusterError):
-            return Failure(cause_type="ClusterError", cause_message=str(error))
-        return Failure(cause_type="SparkJobFailed", cause_message=str(error or "the tasks ended without a word"))
 
 
 def _command(connection: Connection | None, event: events.Event, body: bytes = b"") -> None:

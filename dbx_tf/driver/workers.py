@@ -5,12 +5,10 @@ Runs on: driver.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dbx_tf.cluster import Topology, WorkerInfo
-from dbx_tf.errors import Failure
 from dbx_tf.wire import events
 from dbx_tf.wire.channel import Connection
 from dbx_tf.worker.environment import version_differences
@@ -27,8 +25,8 @@ class Worker:
     ready: events.Ready | None = None
     finished: events.Finished | None = None
     exited: events.Exited | None = None
-    heard: float = 0.0
-    """When it last said anything."""
+    inspected: events.Inspected | None = None
+    """What it was found doing, since it was asked last."""
 
     @property
     def host(self) -> str:
@@ -36,18 +34,24 @@ class Worker:
         return self.joined.host if self.joined else ""
 
     @property
+    def address(self) -> str:
+        """Where TensorFlow listens on it; a question mark before it has joined."""
+        return self.joined.address if self.joined else "?"
+
+    @property
     def info(self) -> WorkerInfo | None:
-        """Where it trains; None before it is ready."""
-        if self.joined is None or self.ready is None:
+        """Where it trains; None before it has joined, and without process and devices before it is ready."""
+        if self.joined is None:
             return None
+        devices = tuple(self.ready.devices) if self.ready else ()
         return WorkerInfo(
             worker_index=self.index,
             host=self.joined.host,
             address=self.joined.address,
             executor=self.joined.executor,
-            pid=self.ready.pid,
-            devices=tuple(self.ready.devices),
-            num_replicas=len(self.ready.devices),
+            pid=self.ready.pid if self.ready else 0,
+            devices=devices,
+            num_replicas=len(devices),
         )
 
 
@@ -69,9 +73,12 @@ class Workers:
     @property
     def topology(self) -> Topology | None:
         """Where the workers sit; None before all of them are ready."""
+        return self.placement if all(worker.ready is not None for worker in self._workers) else None
+
+    @property
+    def placement(self) -> Topology:
+        """Where those sit that have joined, ready or not."""
         infos = [info for worker in self._workers if (info := worker.info) is not None]
-        if len(infos) < len(self._workers):
-            return None
         ready = self._workers[0].ready
         return Topology(workers=tuple(infos), num_replicas=ready.num_replicas if ready else 0)
 
@@ -90,25 +97,4 @@ class Workers:
             if found := version_differences(each.versions, expected):
                 text = f"versions differ from those of {where}: {found}; driver and workers need the same; "
                 return worker, text + "install the packages as libraries of the cluster"
-        return None
-
-    def not_started(self, seconds: float) -> Failure:
-        """What to say when not all are ready in time: who was never started, or has no strategy."""
-        absent = [str(worker.index) for worker in self._workers if worker.joined is None]
-        waiting = [f"{w.index} on host {w.host}" for w in self._workers if w.joined is not None and w.ready is None]
-        text = f"not all workers were ready after {seconds:.0f} s"
-        if absent:
-            text += f"; Spark never started the task of worker {', '.join(absent)}"
-        elif waiting:
-            text += f"; no strategy on worker {', '.join(waiting)}: can the workers reach each other's ports?"
-        return Failure(cause_type="StartTimeout", cause_message=text)
-
-    def left_behind(self, seconds: float) -> Failure | None:
-        """The failure of a worker that has been silent so long though another has finished; None if there is none."""
-        done = next((worker for worker in self._workers if worker.finished is not None), None)
-        for worker in self._workers:
-            if done and worker.finished is None and time.monotonic() > worker.heard + seconds:
-                text = f"worker {done.index} has finished, but this one has said nothing for {seconds:.0f} s: it "
-                text += "probably waits for the other in a collective; every worker has to make the same steps, and "
-                return Failure(worker.index, worker.host, "Stalled", text + "to stop in the same epoch")
         return None

@@ -8,6 +8,7 @@ import pytest
 from dbx_tf.driver import failures
 from dbx_tf.driver.failures import FailureLog, describe_exit
 from dbx_tf.errors import Failure
+from dbx_tf.wire.events import Exited
 
 
 def failure(worker_index: int, cause: str) -> Failure:
@@ -23,7 +24,7 @@ def test_an_echo_is_never_the_cause(order: tuple[int, int]) -> None:
             log.add(failure(0, "UnavailableError"), is_echo=True)
         else:
             log.add(failure(1, "ValueError"))
-            log.add_exit(1, "host1", 1, ["last line"])
+            log.add_exit(1, "host1", Exited(exit_code=1, log_tail=["last line"]))
     cause = log.first_cause()
     assert cause is not None
     assert (cause.worker_index, cause.cause_type, cause.log_tail) == (1, "ValueError", ("last line",))
@@ -32,7 +33,7 @@ def test_an_echo_is_never_the_cause(order: tuple[int, int]) -> None:
 def test_an_exit_may_overtake_its_reason() -> None:
     """The exit and the error come over two connections: whichever is first, the error is told with the output."""
     log = FailureLog()
-    log.add_exit(1, "host1", 1, ["last line"])
+    log.add_exit(1, "host1", Exited(exit_code=1, log_tail=["last line"]))
     assert log.first_cause() is None
     log.add(failure(1, "ValueError"))
     cause = log.first_cause()
@@ -43,7 +44,7 @@ def test_an_exit_may_overtake_its_reason() -> None:
 def test_a_signal_needs_no_reason() -> None:
     """A process that was killed will not say why: nothing is waited for."""
     log = FailureLog()
-    log.add_exit(1, "host1", -9, [])
+    log.add_exit(1, "host1", Exited(exit_code=-9, log_tail=[]))
     cause = log.first_cause()
     assert cause is not None
     assert cause.cause_type == "ProcessKilled"
@@ -63,7 +64,7 @@ def test_an_echo_alone_waits_for_its_cause() -> None:
     """An echo is not told while the cause may still come, but it is when the run is over."""
     log = FailureLog()
     log.add(failure(0, "UnavailableError"), is_echo=True)
-    log.add_exit(0, "host0", 1, [])
+    log.add_exit(0, "host0", Exited(exit_code=1, log_tail=[]))
     assert log.first_cause() is None
     cause = log.first_cause(final=True)
     assert cause is not None

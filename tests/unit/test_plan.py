@@ -1,12 +1,13 @@
 """The plan's checks that need no Spark: each fires where it should and is silent elsewhere."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dbx_tf import ConfigError, Runner, Tracking
-from dbx_tf.driver.plan import check_versions, local_gpus, passed_on
+from dbx_tf import ConfigError, DbxTfError, Runner, Tracking
+from dbx_tf.driver.plan import check_hosts, check_versions, local_gpus, passed_on
 from dbx_tf.errors import Problem
 
 OFF = Tracking(enabled=False)
@@ -164,3 +165,38 @@ def test_no_secret_is_shown() -> None:
     assert "hunter2" not in repr(shown)
     assert "hunter2" not in str(shown.plan())
     assert "127.0.0.1:5000" in str(shown.plan())
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"require_hosts": 0}, "require_hosts=0"),
+        ({"require_hosts": "both"}, "require_hosts='both'"),
+        ({"require_hosts": True}, "require_hosts=True"),
+        ({"require_hosts": 3}, "require_hosts=3 with num_slots=2"),
+        ({"require_hosts": 2}, "the cluster has 1 host"),
+        ({"start_timeout_seconds": 0}, "start_timeout_seconds=0"),
+        ({"start_timeout_seconds": None}, "start_timeout_seconds=None"),
+        ({"stall_timeout_seconds": float("inf")}, "stall_timeout_seconds=inf"),
+        ({"timeout_seconds": "1h"}, "timeout_seconds='1h'"),
+    ],
+)
+def test_limits_are_checked(changes: dict[str, Any], text: str) -> None:
+    """Hosts are counted, and every wait but that for the end has an end."""
+    with pytest.raises(DbxTfError, match=re.escape(text)):
+        runner(**changes).run(lambda: None)
+
+
+@pytest.mark.parametrize("changes", [{"require_hosts": "all"}, {"require_hosts": 1}, {"timeout_seconds": 1.5}])
+def test_limits_that_can_be_kept_are_taken(changes: dict[str, Any]) -> None:
+    """On one host, all hosts are one."""
+    assert runner(**changes).plan(lambda: None).problems == ()
+
+
+def test_hosts_that_are_not_known_can_be_counted_but_not_all_required() -> None:
+    """Where the session does not tell its hosts, a number is checked when the workers are there."""
+    assert list(check_hosts(2, 2, None)) == []
+    (problem,) = check_hosts("all", 2, None)
+    assert "does not tell how many hosts" in problem.what
+    (problem,) = check_hosts("all", 2, 3)
+    assert "needs workers on 3 hosts, but there are 2 workers" in problem.what

@@ -11,6 +11,7 @@ import pytest
 
 from dbx_tf.driver import recorder
 from dbx_tf.driver.launch import Deputy
+from dbx_tf.driver.limits import Limits
 from dbx_tf.driver.mlflow_calls import Snapshot
 from dbx_tf.wire import events
 from dbx_tf.wire.channel import ChannelAddress, connect
@@ -49,7 +50,7 @@ def record(folder: Path, play: Callable[[ChannelAddress], None]) -> bytes:
     file = folder / "events"
     launcher: Any = PlayedLauncher(play)
     with file.open("wb") as target:
-        recording = recorder._Recorder(launcher, 1, Deputy(b"train_fn", {}, Snapshot(RUN, None)), target)
+        recording = recorder._Recorder(launcher, 1, Deputy(b"train_fn", {}, Snapshot(RUN, None), Limits()), target)
         recording.lead(recording.address)  # type: ignore[arg-type]  # in place of a program
     return file.read_bytes()
 

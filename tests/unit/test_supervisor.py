@@ -3,6 +3,7 @@
 import io
 import pickle
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from dbx_tf.cluster import Topology
 from dbx_tf.driver.journal import Journal
+from dbx_tf.driver.limits import Limits
 from dbx_tf.driver.secrets import Secrets
 from dbx_tf.driver.supervisor import Outcome, Supervisor
 from dbx_tf.driver.tracker import NullTracker
@@ -46,12 +48,13 @@ class PlayedLauncher:
 class Stage:
     """A supervisor, and the means to play its workers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, num_hosts: int = 1) -> None:
         self.launcher, self.shown = PlayedLauncher(), list[str]()
         self.kept: list[Connection] = []  # a connection that nobody holds is closed
         tracker = NullTracker()
         self.journal = Journal(folder, tracker, self.shown.append, Secrets({}))
-        self.supervisor = Supervisor(self.launcher, 2, VERSIONS, self.journal, tracker, b"train_fn")
+        limits = Limits(stall_timeout_seconds=2.0, num_hosts=num_hosts)
+        self.supervisor = Supervisor(self.launcher, 2, VERSIONS, self.journal, tracker, b"train_fn", limits)
         self.topologies: list[Topology] = []
         self._outcomes: list[Outcome] = []
         self._thread = threading.Thread(target=self._wait, daemon=True)
@@ -170,17 +173,98 @@ def test_a_package_that_only_one_side_has_does_not_matter(stage: Stage) -> None:
     assert all(isinstance(received(task), events.Start) for task in tasks)
 
 
-def test_a_worker_that_is_left_behind_is_told(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When one worker has finished and the other is silent for long, it is blamed for waiting."""
-    monkeypatch.setattr("dbx_tf.driver.supervisor._FINISH_SECONDS", 1.0)
+def waiting(stacks: str = "") -> events.Inspected:
+    return events.Inspected(doing=events.Doing.WAITING, where="waits inside TensorFlow", stacks=stacks)
+
+
+def test_a_worker_that_is_left_behind_is_told(stage: Stage) -> None:
+    """When one worker has finished and the other makes no step, it is blamed for waiting."""
     tasks = [stage.task(index) for index in (0, 1)]
     assert all(isinstance(received(task), events.Start) for task in tasks)
     trainings = [stage.training(index) for index in (0, 1)]
     trainings[1].send(events.Finished())
+    tasks[1].send(events.Exited(exit_code=0, log_tail=[]))
+    assert received(tasks[0]) == events.Inspect()
+    tasks[0].send(waiting("File x"))
     failure = stage.outcome().failure
     assert failure is not None
     assert (failure.worker_index, failure.cause_type) == (0, "Stalled")
-    assert "worker 1 has finished" in failure.cause_message
+    assert "worker 1 on host host1 has finished, but worker 0 on host host0" in failure.cause_message
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (
+            events.Inspected(doing=events.Doing.BUSY, where="is at user.py, line 3, in wait", stacks="File user.py"),
+            "worker 1 on host host1 is at user.py, line 3, in wait; waiting for that: worker 0 on host host0",
+        ),
+        (None, "worker 1 on host host1 does not answer: its server is frozen"),
+    ],
+)
+def test_who_is_waited_for_is_told(stage: Stage, answer: events.Inspected | None, text: str) -> None:
+    """When no step is finished, the worker that the other waits for is blamed, with the stacks of both."""
+    tasks = [stage.task(index) for index in (0, 1)]
+    assert all(isinstance(received(task), events.Start) for task in tasks)
+    for index in (0, 1):
+        stage.training(index).send(events.Progressed(num_steps=1))
+        assert received(tasks[index]) == events.Inspect() if index else True
+    assert received(tasks[0]) == events.Inspect()
+    tasks[0].send(waiting("File fit.py"))
+    if answer:
+        tasks[1].send(answer)
+    failure = stage.outcome().failure
+    assert failure is not None
+    assert (failure.worker_index, failure.cause_type) == (1, "Stalled")
+    assert "no worker has finished a step for stall_timeout_seconds=2" in failure.cause_message
+    assert text in failure.cause_message
+    assert "File fit.py" in failure.traceback
+    assert ("File user.py" in failure.traceback) == bool(answer)
+
+
+def test_steps_are_progress(stage: Stage) -> None:
+    """As long as steps are finished nothing stalls, whatever is printed."""
+    tasks = [stage.task(index) for index in (0, 1)]
+    assert all(isinstance(received(task), events.Start) for task in tasks)
+    trainings = [stage.training(index) for index in (0, 1)]
+    for step in range(6):
+        time.sleep(0.5)
+        trainings[0].send(events.Progressed(num_steps=step))
+    started = time.monotonic()
+    for _ in range(8):
+        tasks[0].send(events.LogLines(lines=["still here"]))
+        time.sleep(0.5)
+    assert stage.outcome().failure is not None
+    assert time.monotonic() - started < 12
+
+
+def test_the_stopped_worker_behind_an_echo_is_named(stage: Stage) -> None:
+    """Only an aborted worker has spoken: the one that can't run is the cause."""
+    tasks = [stage.task(index) for index in (0, 1)]
+    assert all(isinstance(received(task), events.Start) for task in tasks)
+    training = stage.training(0)
+    stage.training(1)
+    training.send(events.Failed(cause_type="UnavailableError", cause_message="x", traceback="", is_echo=True))
+    tasks[0].send(events.Exited(exit_code=1, log_tail=[]))
+    assert received(tasks[1]) == events.Inspect()
+    tasks[1].send(events.Inspected(doing=events.Doing.STOPPED, where="is stopped (SIGSTOP)", stacks=""))
+    failure = stage.outcome().failure
+    assert failure is not None
+    assert (failure.worker_index, failure.cause_type) == (1, "Unresponsive")
+    assert "is stopped (SIGSTOP)" in failure.cause_message
+
+
+def test_workers_on_too_few_hosts_do_not_start(tmp_path: Path) -> None:
+    """require_hosts says where they landed and how to spread them."""
+    stage = Stage(tmp_path, num_hosts=2)
+    for index in (0, 1):
+        stage.task(index, host="one", address=f"10.0.0.1:{index}", executor="0")
+    failure = stage.outcome().failure
+    stage.supervisor.close()
+    assert failure is not None
+    assert failure.cause_type == "ClusterError"
+    assert "require_hosts=2, but 2 workers are on one host (2 on one), because Spark fills" in failure.cause_message
+    assert "spark.task.cpus" in failure.cause_message
 
 
 @pytest.mark.parametrize("echo_first", [True, False])
