@@ -67,6 +67,7 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--num-slots", type=int, help="GPUs, or without GPUs Spark tasks, that train together."),
         click.option("--local-mode", is_flag=True, help="Train in processes of this machine, without Spark."),
+        click.option("--require-hosts", metavar="N|all", help="Start only if the workers are on so many servers."),
         click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="An argument of train_fn."),
         click.option("--tracking-uri", help="MLflow's tracking server."),
         click.option("--experiment", help="MLflow experiment."),
@@ -95,10 +96,11 @@ def run(**options: Any) -> None:
 
 @commands.command()
 @_job_options
-def plan(**options: Any) -> int:
+@click.option("--probe", is_flag=True, help="Ask the workers themselves, in a short Spark job.")
+def plan(*, probe: bool, **options: Any) -> int:
     """Print what `run` would do, and what stands in the way; exit code 2 if it would be refused."""
     job, train_fn = _prepare(**options)
-    found = job.make_runner().plan(train_fn, **job.params)
+    found = job.make_runner().plan(train_fn, probe=probe, **job.params)
     click.echo(str(found))
     return _BAD_SETUP if any(problem.level == "error" for problem in found.problems) else 0
 
@@ -109,6 +111,7 @@ def _prepare(
     config: Path | None,
     num_slots: int | None,
     local_mode: bool,
+    require_hosts: str | None,
     params: tuple[str, ...],
     **tracking: Any,
 ) -> tuple[Job, Callable[..., Any]]:
@@ -124,7 +127,8 @@ def _prepare(
         raise click.UsageError(f"--param {wrong[0]}: give it as name=value")
     function = find_train_fn(target)
     texts = dict(param.split("=", 1) for param in params)
-    given = {"num_slots": num_slots, "local_mode": local_mode or None}
+    hosts = int(require_hosts) if require_hosts and require_hosts.isdigit() else require_hosts
+    given = {"num_slots": num_slots, "local_mode": local_mode or None, "require_hosts": hosts}
     job = replace(
         job,
         runner={**job.runner, **{name: value for name, value in given.items() if value is not None}},

@@ -137,17 +137,26 @@ def raise_problems(problems: tuple[Problem, ...]) -> None:
 
     Raises:
         ConfigError: If one of them is an `ArgumentProblem`.
-        ClusterError: If all of them come from the cluster or session.
+        ClusterError: Else, if one of them comes from the cluster or session.
+        TrackingError: If all of them are MLflow's.
     """
     errors = [p for p in problems if p.level == "error"]
     if not errors:
         return
     text = str(errors[0]) if len(errors) == 1 else "\n".join(f"{i}. {p}" for i, p in enumerate(errors, 1))
+    if all(isinstance(p, TrackingProblem) for p in errors):
+        raise TrackingError(text)
     kind = ConfigError if any(isinstance(p, ArgumentProblem) for p in errors) else ClusterError
     raise kind(text, problems=problems)
 
 
 class ArgumentProblem(Problem):
     """A problem that lies in what the caller passed, not in the cluster."""
+
+    __slots__ = ()
+
+
+class TrackingProblem(Problem):
+    """A problem with the tracking server."""
 
     __slots__ = ()

@@ -14,11 +14,13 @@ from typing import IO, Final, Protocol
 from dbx_tf.driver.limits import Limits
 from dbx_tf.driver.mlflow_calls import Snapshot
 from dbx_tf.wire.events import Event, Hello
+from dbx_tf.worker.probe import Finding, Probe
 from dbx_tf.worker.task import Place, Program, run_here, run_worker
 
 LOCAL_IP: Final = "127.0.0.1"
 CANCEL_SECONDS: Final = 20.0
 """How long tasks that were told to end are waited for."""
+_HERE: Final = Place(0, LOCAL_IP, "driver")
 MakeDeputy = Callable[[], "Deputy"]
 Take = Callable[[Hello, Event, IO[bytes]], None]
 """Takes an event, and its body, that did not come over the channel."""
@@ -68,6 +70,13 @@ class Launcher(Protocol):
     def finish(self) -> None:
         """Wait for the tasks to end after they were told to; end them by force if they don't."""
 
+    def collect(self, probe: Probe, seconds: float) -> list[Finding]:
+        """Look around on all workers (on one, where all are on this machine); takes at most so long.
+
+        Raises:
+            ClusterError: If it does not end in time, or fails.
+        """
+
 
 def local_places(num_workers: int, gpus: tuple[str, ...] = ()) -> list[Place]:
     """The workers of a run on this machine; the GPUs are split evenly."""
@@ -115,6 +124,10 @@ class LocalLauncher:
         for thread in self._threads:
             thread.join(CANCEL_SECONDS)
 
+    def collect(self, probe: Probe, seconds: float) -> list[Finding]:
+        """All workers find the same here."""
+        return [probe.look(self._places[0])]
+
 
 class InProcessLauncher:
     """The only worker of a run in the calling process, in the calling thread: for a debugger."""
@@ -129,7 +142,7 @@ class InProcessLauncher:
         before = dict(os.environ)
         os.environ.update(program.env)
         try:
-            run_here(program, Place(0, LOCAL_IP, "driver"))
+            run_here(program, _HERE)
         finally:
             os.environ.clear()
             os.environ.update(before)
@@ -144,3 +157,7 @@ class InProcessLauncher:
 
     def finish(self) -> None:
         """Nothing is left to wait for."""
+
+    def collect(self, probe: Probe, seconds: float) -> list[Finding]:
+        """Look around here."""
+        return [probe.look(_HERE)]

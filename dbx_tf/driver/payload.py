@@ -132,7 +132,7 @@ def _dump(obj: Any) -> bytes:
 def _own_modules_by_value() -> Iterator[None]:
     registered = []
     for module in list(sys.modules.values()):
-        if _is_own(module) and module.__name__ not in cloudpickle.list_registry_pickle_by_value():
+        if is_own(module) and module.__name__ not in cloudpickle.list_registry_pickle_by_value():
             cloudpickle.register_pickle_by_value(module)
             registered.append(module)
     try:
@@ -151,7 +151,8 @@ def _installed_roots() -> tuple[str, ...]:
     return (_RUNTIME_ROOT, *(str(Path(root).resolve()) + "/" for root in roots))
 
 
-def _is_own(module: types.ModuleType) -> bool:
+def is_own(module: types.ModuleType) -> bool:
+    """True for a module of the caller's that is no installed package: the workers may not have it."""
     file, name = getattr(module, "__file__", None), getattr(module, "__name__", None)
     if not file or name == "__main__" or sys.modules.get(str(name)) is not module:
         return False

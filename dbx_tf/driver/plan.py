@@ -6,23 +6,25 @@ Runs on: driver.
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dbx_tf.cluster import SlotLayout, without_password
-from dbx_tf.driver import spark_layout
-from dbx_tf.driver.launch import InProcessLauncher, Launcher, LocalLauncher, local_places
+from dbx_tf.driver import checks, probing
+from dbx_tf.driver.launch import InProcessLauncher, Launcher, LocalLauncher
 from dbx_tf.driver.payload import pack
+from dbx_tf.driver.place import RunPlace, find_place
+from dbx_tf.driver.reading import Used, read
 from dbx_tf.driver.settings import Settings
-from dbx_tf.errors import ArgumentProblem, ConfigError, Problem, raise_problems
+from dbx_tf.driver.tracking import check_server
+from dbx_tf.errors import ClusterError, ConfigError, Problem, raise_problems
 from dbx_tf.worker.environment import package_versions
+from dbx_tf.worker.probe import Finding
 
-_MIN_KERAS: Final = (3, 10)
 _PASSED_ON: Final = ("TF_", "KERAS_", "NCCL_")
 _KEPT_BACK: Final = ("TF_CONFIG", "TF_GRPC_REUSE_PORT")
+_BATCH_ARGUMENTS: Final = ("global_batch_size", "batch_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,7 @@ class RunPlan:
     """How workers would be started: `MirroredStrategyRunner`, `mapInArrow on Spark Connect`, `local`, `in process`."""
     num_slots: int
     num_workers: int
+    """Workers, each of which is a task (count)."""
     gpus_per_worker: int
     """GPUs of each worker (count); 0 for CPU training."""
     slots_available: int | None
@@ -41,14 +44,36 @@ class RunPlan:
     """Hosts that could take part (count); None where the session does not tell."""
     num_hosts_required: int
     """Hosts that the workers have to be on (count), `require_hosts`."""
+    num_executors: int | None
+    """Spark's executors (count); None without Spark, and where the session does not tell."""
+    cores: int | None
+    """Cores of all of them (count); None where the session does not tell."""
+    threads_per_worker: int | None
+    """TensorFlow's threads within an operation (count); None: it takes a thread for each core of the server."""
+    global_batch_size: int | None
+    """Rows of a step over all workers, if `batch_size` or `global_batch_size` is an argument of train_fn."""
+    strategy: str
+    """What train_fn trains with."""
     tracking_uri: str | None
     versions: Mapping[str, str]
     """Versions on the driver."""
+    findings: tuple[Finding, ...]
+    """What the workers themselves have told, if they were asked."""
     problems: tuple[Problem, ...]
     """Errors before warnings."""
     _payload: bytes = field(default=b"", repr=False)
     _start: Callable[[], Launcher] | None = field(default=None, repr=False)
     _env: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def num_replicas(self) -> int:
+        """Copies of the model that train in sync (count)."""
+        return self.num_workers * max(self.gpus_per_worker, 1)
+
+    @property
+    def per_replica_batch_size(self) -> int | None:
+        """Rows of a step on each replica; on some it is one less if the global batch does not divide evenly."""
+        return None if self.global_batch_size is None else -(-self.global_batch_size // self.num_replicas)
 
     def check(self) -> None:
         """Refuse to run if there are errors.
@@ -56,6 +81,7 @@ class RunPlan:
         Raises:
             ConfigError: If an argument is wrong.
             ClusterError: If the cluster or session can't run it.
+            TrackingError: If only MLflow can't.
         """
         raise_problems(self.problems)
 
@@ -65,61 +91,122 @@ class RunPlan:
         return self._start()
 
     def __str__(self) -> str:
-        device = (
-            f"{self.gpus_per_worker} GPU{'s' if self.gpus_per_worker > 1 else ''} each"
-            if self.gpus_per_worker
-            else "CPU"
-        )
-        free = "" if self.slots_available is None else f" ({self.slots_available} available)"
         rows = [
             ("launcher", self.launcher),
-            ("slots", f"{self.num_slots}{free}"),
-            ("workers", f"{self.num_workers}, {device}"),
+            ("cluster", self._cluster()),
+            ("slots", f"{self.num_slots}{_of(self.slots_available, 'available')}"),
+            ("workers", f"{self.num_workers}, {self._device()}, {self._threads()}"),
+            ("replicas", f"{self.num_replicas} in sync, {self.strategy}"),
             ("tracking", without_password(self.tracking_uri or "off")),
             ("versions", ", ".join(f"{name} {version}" for name, version in self.versions.items())),
         ]
+        if self.global_batch_size is not None:
+            text = f"{self.global_batch_size} rows a step, {self.per_replica_batch_size} on each replica"
+            rows.insert(5, ("batch", text))
         lines = [f"{name:<10}{value}" for name, value in rows]
+        for finding in self.findings:
+            gpus, free = _count(finding.num_gpus, "GPU"), finding.free_disk_bytes >> 30
+            where = f"{finding.host}, executor {finding.executor}"
+            lines.append(f"{f'worker {finding.worker_index}':<10}{where}, {gpus}, {free} GiB free on its disk")
         lines += [f"{problem.level.upper()}: {problem}" for problem in self.problems]
         return "\n".join(lines if self.problems else [*lines, "no problems found"])
 
+    def _cluster(self) -> str:
+        known = ((self.num_hosts, "host"), (self.num_executors, "executor"), (self.cores, "core"))
+        parts = [_count(number, noun) for number, noun in known if number is not None]
+        return ", ".join(parts) or "this session does not tell its hosts"
 
-def make_plan(settings: Settings, train_fn: Callable[..., Any] | None, kwargs: Mapping[str, Any]) -> RunPlan:
-    """Check everything and collect the problems; nothing is started but, where there is none yet, a Spark session."""
+    def _device(self) -> str:
+        return f"{_count(self.gpus_per_worker, 'GPU')} each" if self.gpus_per_worker else "CPU"
+
+    def _threads(self) -> str:
+        if self.threads_per_worker is None:
+            return "a thread for each core of its server"
+        return f"{_count(self.threads_per_worker, 'thread')} each"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _of(number: int | None, what: str) -> str:
+    return "" if number is None else f" ({number} {what})"
+
+
+def make_plan(
+    settings: Settings, train_fn: Callable[..., Any] | None, kwargs: Mapping[str, Any], *, probe: bool = False
+) -> RunPlan:
+    """Check everything and collect the problems.
+
+    Nothing is started but, where there is none yet, a Spark session, and with `probe` a job that asks the workers.
+    """
     problems = list(settings.problems())
-    place = _Place(SlotLayout(num_tasks=1, gpus_per_task=0))
-    payload = b""
+    versions, env = package_versions(), passed_on(settings.env)
+    place, payload, used = RunPlace(SlotLayout(num_tasks=1, gpus_per_task=0)), b"", Used()
     if train_fn is not None:
         payload, found = pack(train_fn, kwargs)
         problems += found
-    if not problems:  # with an argument that is wrong, no Spark session is started to find out more
+        used = read(train_fn, kwargs) if payload else used
+    if not problems:  # with an argument that is wrong, no Spark session and no server is asked to find out more
+        if settings.tracking.enabled:
+            problems += check_server(settings.tracking)
         try:
-            place = _lay_out(settings, problems)
+            place = find_place(settings, problems)
         except ConfigError as error:
             problems += error.problems
-    layout, start = place.slots, place.start
-    problems += check_hosts(settings.require_hosts, layout.num_tasks, place.num_hosts)
-    versions, env = package_versions(), passed_on(settings.env)
-    problems += check_versions(versions, layout.num_tasks, env)
+    launcher = place.start() if place.start else None
+    num_workers, gpus = place.slots.num_tasks, place.slots.gpus_per_task
+    problems += checks.check_hosts(settings.require_hosts, num_workers, place.num_hosts)
+    problems += checks.check_versions(versions, num_workers, env)
+    problems += checks.check_code(used, env)
+    problems += checks.check_paths(used, has_servers=launcher is not None and launcher.has_servers)
+    num_hosts_required = (place.num_hosts or 1) if settings.require_hosts == "all" else settings.require_hosts or 1
+    findings: Sequence[Finding] = ()
+    if probe and launcher is not None and not any(problem.level == "error" for problem in problems):
+        try:
+            findings = probing.ask(
+                launcher, place.slots, settings.gpu_resource_name, env, used, settings.start_timeout_seconds
+            )
+            own = package_versions(*probing.OTHER_PACKAGES)
+            problems += probing.judge(findings, own, gpus, num_hosts_required)
+        except ClusterError as error:
+            problems.append(probing.refusal(error))
+    is_local = settings.local_mode or settings.in_process
+    threads = env.get("TF_NUM_INTRAOP_THREADS", "")
     return RunPlan(
-        launcher=_launcher_name(settings, start),
+        launcher=launcher.name if launcher else _launcher_name(settings),
         num_slots=settings.num_slots,
-        num_workers=layout.num_tasks,
-        gpus_per_worker=layout.gpus_per_task,
+        num_workers=num_workers,
+        gpus_per_worker=gpus,
         slots_available=place.available,
         num_hosts=place.num_hosts,
-        num_hosts_required=(place.num_hosts or 1) if settings.require_hosts == "all" else settings.require_hosts or 1,
+        num_hosts_required=num_hosts_required,
+        num_executors=len(place.executors) if place.executors and not is_local else None,
+        cores=place.cores,
+        threads_per_worker=int(threads) if threads.isdigit() and int(threads) else None,
+        global_batch_size=_batch_size(kwargs),
+        strategy=checks.describe_strategy(used, num_workers),
         tracking_uri=settings.tracking.resolved_uri() if settings.tracking.enabled else None,
         versions=versions,
-        problems=tuple(sorted(problems, key=lambda problem: problem.level != "error")),
+        findings=tuple(findings),
+        problems=_in_order(problems),
         _payload=payload,
-        _start=start,
+        _start=place.start,
         _env=env,
     )
 
 
-def _launcher_name(settings: Settings, start: Callable[[], Launcher] | None) -> str:
-    if start is not None:
-        return start().name
+def _in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Errors before warnings, each once."""
+    return tuple(sorted(dict.fromkeys(problems), key=lambda problem: problem.level != "error"))
+
+
+def _batch_size(kwargs: Mapping[str, Any]) -> int | None:
+    sizes = [kwargs[name] for name in _BATCH_ARGUMENTS if type(kwargs.get(name)) is int and kwargs[name] > 0]
+    return sizes[0] if sizes else None
+
+
+def _launcher_name(settings: Settings) -> str:
     return InProcessLauncher.name if settings.in_process else LocalLauncher.name if settings.local_mode else "Spark"
 
 
@@ -127,90 +214,3 @@ def passed_on(env: Mapping[str, str]) -> dict[str, str]:
     """The driver's settings for TensorFlow, Keras and NCCL, and what the caller adds."""
     own = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON) and name not in _KEPT_BACK}
     return {**own, **env}
-
-
-def is_legacy_keras(env: Mapping[str, str]) -> bool:
-    """True if training processes with this environment use tf_keras as tf.keras."""
-    return env.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
-
-
-def check_versions(versions: Mapping[str, str], num_workers: int, env: Mapping[str, str]) -> Iterator[Problem]:
-    """What these package versions can't do with so many workers and this environment of the training processes."""
-    if "tensorflow" not in versions and "tensorflow-cpu" not in versions:
-        yield Problem(
-            "error", "TensorFlow is not installed", "2.19 or newer", "%pip install tensorflow keras, or dbx-tf[tf]"
-        )
-    elif is_legacy_keras(env):
-        if "tf-keras" not in versions:
-            what = "TF_USE_LEGACY_KERAS is set, but tf_keras is not installed"
-            tf_series = ".".join(versions.get("tensorflow", versions.get("tensorflow-cpu", "")).split(".")[:2])
-            yield Problem(
-                "error", what, "tf_keras of TensorFlow's own version", f"%pip install 'tf-keras=={tf_series}.*'"
-            )
-        return
-    keras = versions.get("keras")
-    if num_workers > 1 and keras and tuple(int(part) for part in keras.split(".")[:2]) < _MIN_KERAS:
-        yield Problem(
-            "error",
-            f"Keras {keras} trains wrong on more than one worker (metrics before 3.10, gradients before 3.8)",
-            "Keras 3.10 or newer, or tf_keras with TF_USE_LEGACY_KERAS=1",
-            "%pip install 'keras>=3.10', then restart Python",
-        )
-
-
-def check_hosts(required: int | str | None, num_workers: int, num_hosts: int | None) -> Iterator[Problem]:
-    """Whether so many workers can be on the required hosts, of which so many are there (None: not known)."""
-    if required == "all" and num_hosts is None:
-        what = 'require_hosts="all", but this Spark session does not tell how many hosts it has'
-        yield ArgumentProblem("error", what, "a number", "give the number of servers")
-        return
-    needed = num_hosts if required == "all" else required
-    if not isinstance(needed, int):
-        return
-    if num_hosts is not None and needed > num_hosts:
-        what, possible = f"require_hosts={required}", f"the cluster has {num_hosts} host{'s' * (num_hosts > 1)}"
-        yield Problem("error", what, possible, "wait until all servers have started, or lower require_hosts")
-    elif needed > num_workers:
-        what = f"require_hosts={required} needs workers on {needed} hosts, but there are {num_workers} workers"
-        yield Problem("error", what, "each host needs a worker", "raise num_slots")
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a run would be."""
-
-    slots: SlotLayout
-    available: int | None = None
-    num_hosts: int | None = None
-    start: Callable[[], Launcher] | None = None
-
-
-def _lay_out(settings: Settings, problems: list[Problem]) -> _Place:
-    if settings.in_process:
-        return _Place(SlotLayout(1, 0), num_hosts=1, start=InProcessLauncher)
-    if settings.local_mode:
-        gpus = local_gpus() if settings.use_gpu is not False else ()
-        if settings.use_gpu and len(gpus) < settings.num_slots:
-            what = f"num_slots={settings.num_slots} with use_gpu=True, but the driver's machine has {len(gpus)} GPUs"
-            fix = "lower num_slots, or train on the cluster with local_mode=False, or on CPUs with use_gpu=False"
-            problems.append(Problem("error", what, "local mode uses one GPU for each slot", fix))
-        use_gpu = len(gpus) >= settings.num_slots
-        mine = gpus[: settings.num_slots] if use_gpu else ()
-        layout = SlotLayout(settings.num_slots, 1 if use_gpu else 0)
-        places = local_places(settings.num_slots, mine)
-        return _Place(layout, num_hosts=1, start=lambda: LocalLauncher(places))
-    spark = spark_layout.lay_out(settings.num_slots, settings.use_gpu, settings.gpu_resource_name, problems)
-    launcher = spark.launcher
-    return _Place(spark.slots, spark.available, spark.num_hosts, (lambda: launcher) if launcher else None)
-
-
-def local_gpus() -> tuple[str, ...]:
-    """The GPUs of this machine that may be used, as CUDA_VISIBLE_DEVICES names them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return tuple(gpu for gpu in visible.split(",") if gpu and gpu != "-1")
-    if shutil.which("nvidia-smi") is None:
-        return ()
-    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    listed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    return tuple(listed.stdout.split()) if listed.returncode == 0 else ()

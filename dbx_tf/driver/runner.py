@@ -43,16 +43,18 @@ _MAX_TAG: Final = 5000
 class Runner(Settings):
     """Trains on several workers at once what was written for one; its fields are those of `Settings`."""
 
-    def plan(self, train_fn: Callable[..., Any] | None = None, /, **kwargs: Any) -> RunPlan:
+    def plan(self, train_fn: Callable[..., Any] | None = None, /, *, probe: bool = False, **kwargs: Any) -> RunPlan:
         """Find out what would run where, and what stands in the way.
 
         Nothing is started but, where there is none yet, a Spark session.
 
         Args:
-            train_fn: Check this function too: its arguments, and whether it can be shipped.
+            train_fn: Check this function too: its arguments, whether it can be shipped, and what its code names.
+            probe: Ask the workers themselves, in a short Spark job: what is installed there, whether they can reach
+                each other and the driver, their GPUs and disks, and whether they see the paths among the arguments.
             kwargs: Its arguments.
         """
-        return make_plan(self, train_fn, kwargs)
+        return make_plan(self, train_fn, kwargs, probe=probe)
 
     def get_num_tasks(self) -> int:
         """Spark tasks, which are workers, that a run uses (count)."""

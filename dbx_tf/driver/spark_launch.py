@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import re
 import socket
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from dbx_tf.driver.launch import CANCEL_SECONDS, LOCAL_IP, Deputy, MakeDeputy, Take
@@ -20,6 +21,7 @@ from dbx_tf.driver.recorder import record, replay, tell
 from dbx_tf.errors import ClusterError
 from dbx_tf.wire.channel import ChannelAddress, connect
 from dbx_tf.wire.events import Role
+from dbx_tf.worker.probe import Finding, Probe
 from dbx_tf.worker.task import Program
 
 _PROBE_SECONDS: Final = 5.0
@@ -58,21 +60,27 @@ class _SparkJob(ABC):
         """Run the job to its end."""
 
     @abstractmethod
+    def _ask(self, probe: Probe) -> list[Finding]:
+        """Run a job of as many tasks that looks around."""
+
+    @abstractmethod
     def _cancel(self) -> None:
         """Have Spark end the job."""
 
     def start(self, program: Program, make_deputy: MakeDeputy, take: Take) -> None:
         """Start the barrier job; see `Launcher`."""
+        self._begin(lambda: self._run(program, make_deputy, take))
+
+    def _begin(self, work: Callable[[], None]) -> None:
         from pyspark import InheritableThread  # takes the caller's Spark pool and description along
 
-        arguments = (program, make_deputy, take)
-        self._thread = InheritableThread(target=self._keep_error, args=arguments, session=self._spark)
+        self._thread = InheritableThread(target=self._keep_error, args=(work,), session=self._spark)
         self._thread.daemon = True
         self._thread.start()
 
-    def _keep_error(self, program: Program, make_deputy: MakeDeputy, take: Take) -> None:
+    def _keep_error(self, work: Callable[[], None]) -> None:
         try:
-            self._run(program, make_deputy, take)
+            work()
         except BaseException as error:  # noqa: BLE001  # it is told by the thread that waits
             self._error = error
 
@@ -94,9 +102,27 @@ class _SparkJob(ABC):
             return
         if self.is_live:  # else nobody can tell the tasks to end
             self._thread.join(CANCEL_SECONDS / 2)
-        if self._thread.is_alive():
+        self._end()
+
+    def _end(self) -> None:
+        if self._thread is not None and self._thread.is_alive():
             self._cancel()
             self._thread.join(CANCEL_SECONDS)
+
+    def collect(self, probe: Probe, seconds: float) -> list[Finding]:
+        """Look around on all workers; see `Launcher`."""
+        found: list[Finding] = []
+        self._begin(lambda: found.extend(self._ask(probe)))
+        assert self._thread is not None
+        try:
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                raise ClusterError(f"their job did not end in {seconds:g} seconds")
+        finally:
+            self._end()
+        if (error := self.error()) is not None:
+            raise ClusterError(str(error))
+        return found
 
 
 class SparkLauncher(_SparkJob):
@@ -113,15 +139,22 @@ class SparkLauncher(_SparkJob):
         self.has_servers = not self._context.master.startswith("local[")
 
     def _run(self, program: Program, make_deputy: MakeDeputy, take: Take) -> None:
+        self._start_tasks(program, f"dbx_tf: train on {self._num_tasks} workers")
+
+    def _ask(self, probe: Probe) -> list[Finding]:
+        found: list[Finding] = self._start_tasks(probe, f"dbx_tf: look around on {self._num_tasks} workers")
+        return found
+
+    def _start_tasks(self, function: Callable[[], Any], text: str) -> Any:
+        """Call a function in every task; returns the first one's value."""
         from spark_tensorflow_distributor import MirroredStrategyRunner
 
-        text = f"dbx_tf: train on {self._num_tasks} workers"
         self._context.setJobGroup(self._group, text, interruptOnCancel=False)
         # GPUs are assigned by the program itself: the runner picks them at random, and indexes what an earlier
         # run left in CUDA_VISIBLE_DEVICES.
         logging.getLogger(MirroredStrategyRunner.__name__).addFilter(_is_warning)
         runner = MirroredStrategyRunner(num_slots=self._num_tasks, use_gpu=False, use_custom_strategy=True)
-        runner.run(program)
+        return runner.run(function)
 
     def _cancel(self) -> None:
         self._context.cancelJobGroup(self._group)
@@ -139,18 +172,27 @@ class ConnectLauncher(_SparkJob):
         self.has_servers = not str(spark.conf.get("spark.master", "")).startswith("local[")
 
     def _run(self, program: Program, make_deputy: MakeDeputy, take: Take) -> None:
-        self._spark.addTag(self._group)  # for this thread alone
         self.is_live = self._is_reachable(program.address)
         deputy = None if self.is_live else make_deputy()
         if deputy is not None:
             if len(deputy.payload) > _MAX_SHIPPED_BYTES:
                 raise ClusterError(_TOO_LARGE.format(len(deputy.payload) >> 20, _MAX_SHIPPED_BYTES >> 20))
             tell(_NOT_LIVE, take)
+        replay(self._start_tasks(lambda batches: _task(batches, program, deputy)), take)
+
+    def _ask(self, probe: Probe) -> list[Finding]:
+        chunks = list(self._start_tasks(lambda batches: _look(batches, probe)))
+        found: list[Finding] = pickle.loads(chunks[0])  # noqa: S301  # all tasks return the same, of our own
+        return found
+
+    def _start_tasks(self, function: Callable[[Iterable[Any]], Iterator[Any]]) -> Iterator[bytes]:
+        """Call a function in every task, and bring what they yield."""
+        self._spark.addTag(self._group)  # for this thread alone
         frame = self._spark.range(0, self._num_tasks, 1, self._num_tasks).mapInArrow(
-            lambda batches: _task(batches, program, deputy), "chunk binary", barrier=True, profile=self._profile
+            function, "chunk binary", barrier=True, profile=self._profile
         )
         # An iterator, since all of it may be larger than what should be in memory at once.
-        replay((bytes(row.chunk) for row in frame.toLocalIterator()), take)
+        return (bytes(row.chunk) for row in frame.toLocalIterator())
 
     def _is_reachable(self, address: ChannelAddress) -> bool:
         frame = self._spark.range(0, 1, 1, 1).mapInArrow(lambda batches: _probe(batches, address), "chunk binary")
@@ -177,6 +219,13 @@ def _task(batches: Iterable[Any], program: Program, deputy: Deputy | None) -> It
         program()
     else:
         yield from map(_batch, record(program, deputy))
+
+
+def _look(batches: Iterable[Any], probe: Probe) -> Iterator[Any]:
+    """What all workers found, from each of them."""
+    for _ in batches:
+        pass
+    yield _batch(pickle.dumps(probe()))
 
 
 def _batch(chunk: bytes) -> Any:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -20,7 +19,7 @@ from dbx_tf.driver.mlflow_calls import Snapshot, WorkerCalls
 from dbx_tf.driver.models import Registration, log_saved_model
 from dbx_tf.driver.parameters import describe
 from dbx_tf.driver.secrets import Secrets
-from dbx_tf.driver.tracking import Tracking
+from dbx_tf.driver.tracking import Tracking, answering_soon, explain_refusal
 from dbx_tf.errors import TrackingError
 from dbx_tf.wire.events import Call, Metrics, Upload
 
@@ -29,8 +28,6 @@ logger = logging.getLogger(__name__)
 _FLUSH_SECONDS: Final = 60.0
 _MAX_METRICS: Final = 1000
 """Metric values that MLflow takes in one request."""
-_OPEN_RETRIES: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
-"""While the run is opened: an address where nobody answers is told in seconds, not after four minutes."""
 
 
 class NullTracker:
@@ -105,7 +102,7 @@ class Tracker(NullTracker):
         self._client = mlflow.MlflowClient(self._uri)
         self._registration = Registration(self._client, settings, secrets)
         try:
-            with _environment(_OPEN_RETRIES):
+            with answering_soon():
                 self._registration.reserve()
                 run = active or self._open()
         except Exception as error:
@@ -113,7 +110,7 @@ class Tracker(NullTracker):
             mlflow.set_tracking_uri(self._previous_uri)
             if isinstance(error, TrackingError):
                 raise
-            raise TrackingError(secrets.mask(_explain_refusal(self._uri, error))) from error
+            raise TrackingError(secrets.mask(explain_refusal(self._uri, error))) from error
         self.run_id = str(run.info.run_id)
         self._calls = WorkerCalls(_get_store(self._uri), self.run_id, run.info.experiment_id)
         self._step_offset = 0 if self._is_ours else self._steps_logged()
@@ -269,25 +266,3 @@ class Tracker(NullTracker):
     def upload(self, worker_index: int, upload: Upload, body: IO[bytes]) -> None:
         """Log a file that user code gave to MLflow inside train_fn."""
         self._calls.upload(worker_index, upload.artifact_uri, upload.path, body)
-
-
-def _explain_refusal(uri: str, error: Exception) -> str:
-    text = (str(error).strip().splitlines() or [""])[0]
-    return without_password(
-        f"MLflow at {uri} does not take a run ({type(error).__name__}: {text}); "
-        "a server that is up and takes the driver's credentials is needed; "
-        "check the address and MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN; "
-        "or train without it: Tracking(enabled=False)"
-    )
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update({name: value for name, value in values.items() if before[name] is None})
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)

@@ -5,13 +5,19 @@ Runs on: driver.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
-from dbx_tf.errors import ArgumentProblem, Problem
+from dbx_tf.cluster import without_password
+from dbx_tf.errors import ArgumentProblem, Problem, TrackingProblem
+
+_OPEN_RETRIES: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+"""While the run is opened: an address where nobody answers is told in seconds, not after four minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +88,42 @@ class Tracking:
             uri = "sqlite:///mlflow.db"  # the default of MLflow up to 3.6 was the file store
         relative = re.fullmatch(r"sqlite:///(?!/)(.+)", uri)
         return f"sqlite:///{Path(relative.group(1)).resolve()}" if relative else str(uri)
+
+
+def check_server(settings: Tracking) -> Iterator[Problem]:
+    """Whether the tracking server is there and takes these credentials; a database is not opened."""
+    import mlflow
+
+    uri = settings.resolved_uri()
+    if not uri.startswith(("http:", "https:", "databricks")):
+        return
+    try:
+        with answering_soon():
+            mlflow.MlflowClient(uri).search_experiments(max_results=1)
+    except Exception as error:  # noqa: BLE001  # MLflow lets errors of many packages through
+        what, possible, fix = explain_refusal(uri, error).split("; ", 2)
+        yield TrackingProblem("error", what, possible, fix)
+
+
+def explain_refusal(uri: str, error: Exception) -> str:
+    """What to say when MLflow does not take a run."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    return without_password(
+        f"MLflow at {uri} does not take a run ({type(error).__name__}: {text}); "
+        "a server that is up and takes the driver's credentials is needed; "
+        "check the address and MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN; "
+        "or train without it: Tracking(enabled=False)"
+    )
+
+
+@contextlib.contextmanager
+def answering_soon() -> Iterator[None]:
+    """Have MLflow give up soon on a server that does not answer, unless its user has said how long to try."""
+    before = {name: os.environ.get(name) for name in _OPEN_RETRIES}
+    os.environ.update({name: value for name, value in _OPEN_RETRIES.items() if before[name] is None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)

@@ -49,8 +49,6 @@ from dbx_tf.worker.scratch import scratch_folder
 
 _ENTRY: Final = "import sys; from dbx_tf.worker.process import main; sys.exit(main(sys.argv[1]))"
 _LOG_BACKLOG_EVENTS: Final = 2_000
-_MLFLOW_NAMES: Final = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME")
-_NOT_INHERITED: Final = (*environment.SET_BY_THE_RUNNER, *_MLFLOW_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +158,7 @@ def _run_attempt(
     program: Program, place: Place, connection: Connection, logs: Outbox, inbox: _Inbox, attempt: int
 ) -> int | None:
     """One start of the training process. Returns the number of the next attempt, or None when all is done."""
-    with _held_port() as port, scratch_folder() as folder:
+    with held_port() as port, scratch_folder() as folder:
         connection.send(_joined(place, attempt, port))
         command, payload = inbox.get(attempt)
         if not isinstance(command, Start):
@@ -260,19 +258,11 @@ def _listen(connection: Connection, inbox: _Inbox) -> None:
 
 
 def _start(program: Program, place: Place, addresses: tuple[str, ...], folder: Path) -> subprocess.Popen[bytes]:
-    search = [entry or str(Path.cwd()) for entry in sys.path]
-    search += [entry for entry in program.python_path if entry not in search and Path(entry).exists()]
-    env = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED} | {
-        "TF_CPP_MIN_LOG_LEVEL": "2",  # errors only: what TensorFlow says about every start hides the rest
-        "PYTHONFAULTHANDLER": "1",  # a crash tells its Python stack
-        **program.env,
+    env = environment.of_training(program.env, program.python_path, place.gpus) | {
         "TF_CONFIG": tf_config(addresses, place.worker_index),
         "TF_GRPC_REUSE_PORT": "true",  # so that TensorFlow can bind the port that we hold
-        "CUDA_VISIBLE_DEVICES": ",".join(place.gpus) or "-1",
         "MLFLOW_TRACKING_URI": f"{RELAY_SCHEME}://driver",
         "MLFLOW_REGISTRY_URI": f"{RELAY_SCHEME}://driver",
-        "PYTHONPATH": os.pathsep.join(search),
-        "PYTHONUNBUFFERED": "1",
     }
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _ENTRY, str(folder)],
@@ -291,7 +281,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def _held_port() -> Iterator[int]:
+def held_port() -> Iterator[int]:
     """A port that nobody else can bind until TensorFlow has: bound here, not listening, shared by SO_REUSEPORT."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -180,13 +180,13 @@ def test_a_lost_port_is_replaced(tracking: Tracking, monkeypatch: pytest.MonkeyP
     from dbx_tf.worker import task
 
     thief = socket.create_server(("", 0))
-    original, calls = task._held_port, []
+    original, calls = task.held_port, []
 
     def stolen_once() -> Any:
         calls.append(1)
         return _port(thief.getsockname()[1]) if len(calls) == 1 else original()
 
-    monkeypatch.setattr(task, "_held_port", stolen_once)
+    monkeypatch.setattr(task, "held_port", stolen_once)
     with thief:
         result = Runner(num_slots=2, local_mode=True, tracking=tracking).run(train_fns.fit_and_return_weights)
     assert len(calls) == 4

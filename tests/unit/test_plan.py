@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from dbx_tf import ConfigError, DbxTfError, Runner, Tracking
-from dbx_tf.driver.plan import check_hosts, check_versions, local_gpus, passed_on
+from dbx_tf.driver.checks import check_hosts, check_versions
+from dbx_tf.driver.place import local_gpus
+from dbx_tf.driver.plan import passed_on
 from dbx_tf.errors import Problem
 
 OFF = Tracking(enabled=False)

@@ -44,6 +44,9 @@ class PlayedLauncher:
     def finish(self) -> None:
         """Nothing to wait for."""
 
+    def collect(self, probe: Any, seconds: float) -> list[Any]:
+        return []
+
 
 class Stage:
     """A supervisor, and the means to play its workers."""
