@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,10 @@ _LOCK: Final = ".lock"
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A new folder that is removed in the end, by the next worker on this host if this one is killed."""
+    """A new folder that is removed in the end, also if this process is killed.
+
+    A process that waits for that does it; if it was killed too, the next worker on this host does.
+    """
     import fcntl  # not on Windows, where `import dbx_tf` should work all the same
 
     _remove_abandoned()
@@ -30,9 +34,19 @@ def scratch_folder() -> Iterator[Path]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         folder = new.rename(new.with_name(new.name.replace("dbx_tf-new-", _PREFIX)))
         try:
-            yield folder
+            with _removed_after_us(folder):
+                yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _removed_after_us(folder: Path) -> Iterator[None]:
+    """Have a shell wait for the end of its input, which comes when this process ends, however it does."""
+    command = ["sh", "-c", 'cat >/dev/null; rm -rf "$0"', str(folder)]
+    # In a session of its own: a signal to this process's group is not for it.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
+        yield
 
 
 def _remove_abandoned() -> None:

@@ -1,9 +1,5 @@
 """Two hosts with names and addresses of their own: network namespaces on this machine, and a standalone Spark."""
 
-import contextlib
-import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,51 +7,15 @@ from typing import Any
 import pytest
 
 from .conftest import run_script
-from .standalone import Cluster, standalone
+from .standalone import Cluster
+from .two_hosts import DRIVER, NEEDS_ROOT, NETWORK, two_host_cluster, two_hosts
 
-NETWORK = "10.77.0"
-DRIVER = f"{NETWORK}.1"
-
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"),
-    reason="making network namespaces needs root, and the commands ip and unshare",
-)
-
-
-def ip(command: str) -> None:
-    subprocess.run(["ip", *command.split()], check=True, timeout=30)
-
-
-@contextlib.contextmanager
-def two_hosts() -> Iterator[list[str]]:
-    """Two network namespaces on a bridge; yields their names."""
-    names = [f"dbxtf{os.getpid()}w{index}" for index in (1, 2)]
-    bridge = f"dbxtf{os.getpid() % 100000}"
-    try:
-        ip(f"link add {bridge} type bridge")
-        ip(f"addr add {DRIVER}/24 dev {bridge}")
-        ip(f"link set {bridge} up")
-        for index, name in enumerate(names, 1):
-            ip(f"netns add {name}")
-            ip(f"link add {bridge}v{index} type veth peer name eth0 netns {name}")
-            ip(f"link set {bridge}v{index} master {bridge} up")
-            ip(f"-n {name} addr add {NETWORK}.1{index}/24 dev eth0")
-            ip(f"-n {name} link set lo up")
-            ip(f"-n {name} link set eth0 up")
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, timeout=30, stderr=subprocess.DEVNULL)
-        subprocess.run(["ip", "link", "del", bridge], check=False, timeout=30, stderr=subprocess.DEVNULL)
+pytestmark = NEEDS_ROOT
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with two_hosts() as hosts, standalone(tmp_path / "cluster", DRIVER) as cluster:
-        for index, name in enumerate(hosts, 1):
-            enter = ["ip", "netns", "exec", name, "unshare", "-u"]
-            cluster.start_worker(name, f"{NETWORK}.1{index}", 1, enter, f"hostname server-{index}")
-        cluster.wait_for_workers(2)
+    with two_hosts() as links, two_host_cluster(tmp_path / "cluster", links) as cluster:
         yield cluster
 
 

@@ -1,0 +1,106 @@
+"""Whatever breaks a training: worker and cause are named, soon, nothing is left behind, and the next one works."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import run_script
+from .two_hosts import DRIVER, NEEDS_ROOT, two_host_cluster, two_hosts
+
+REPEATS = int(os.environ.get("DBX_TF_FAULT_REPEATS", "1"))
+SMALL = {"spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the caller is told."""
+
+    causes: tuple[str, ...]
+    """Classes of the cause: more than one where it is chance who notices first."""
+    text: str
+    seconds: float
+    """From the fault to the error, at most; several times what is seen."""
+    error: str = "WorkerFailedError"
+
+
+TABLE = {
+    "raise": Told(("ValueError",), "user bug", 20),
+    "kill": Told(("ProcessKilled",), "killed by signal 9", 20),
+    "stop": Told(("Unresponsive", "Stalled"), "is stopped (SIGSTOP)", 60),
+    "hang": Told(("Stalled",), "in on_epoch_end", 45),
+    "task": Told(("TaskLost",), "the Spark task was lost", 20),
+    "executor": Told(("TaskLost",), "the Spark task was lost", 20),
+    "link": Told(("TaskLost", "Unresponsive"), "", 60),
+    "interrupt": Told((), "", 30, error="KeyboardInterrupt"),
+}
+FROM_THE_WORKER = ("raise", "kill", "stop", "hang", "task", "interrupt")
+
+
+def check(answers: Any, faults: tuple[str, ...]) -> None:
+    """Compare what happened with the table."""
+    assert len(answers["broken"]) == len(faults) * REPEATS
+    for broken in answers["broken"]:
+        told = TABLE[broken["fault"]]
+        assert broken["error"] == told.error, broken
+        assert broken["seconds"] < told.seconds, broken
+        assert broken["left"] == [], broken
+        if told.causes:
+            assert broken["cause_type"] in told.causes, broken
+            assert told.text in broken["cause_message"], broken
+            assert broken["worker_index"] == broken["victim"], broken
+            assert broken["host"], broken
+        if broken["fault"] == "hang":
+            assert "in on_epoch_end" in broken["traceback"], broken
+    assert len(answers["loss"]) == 2
+
+
+FULL = pytest.mark.faults
+
+
+@pytest.mark.timeout(300 + 60 * REPEATS * len(TABLE))
+@pytest.mark.parametrize(
+    ("master", "num_workers", "faults"),
+    [
+        pytest.param("local[2]", 2, FROM_THE_WORKER),
+        pytest.param("local[3]", 3, FROM_THE_WORKER, marks=FULL),
+        pytest.param("local-cluster[2,1,1024]", 2, ("executor",)),
+        pytest.param("local-cluster[2,1,1024]", 2, FROM_THE_WORKER, marks=FULL),
+        pytest.param("local-cluster[3,1,1024]", 3, (*FROM_THE_WORKER, "executor"), marks=FULL),
+    ],
+)
+def test_faults_on_one_host(master: str, num_workers: int, faults: tuple[str, ...], tmp_path: Path) -> None:
+    """On one machine, with one executor and with several."""
+    arguments = (master, json.dumps(SMALL), str(num_workers), ",".join(faults), str(REPEATS))
+    check(run_script("faults.py", *arguments, folder=tmp_path, timeout=240 + 60 * REPEATS * len(faults)), faults)
+
+
+@contextmanager
+def settings_of_two_hosts(folder: Path) -> Iterator[tuple[str, str]]:
+    """Master and settings of a cluster of two hosts, whose links can be cut."""
+    with two_hosts() as links, two_host_cluster(folder, links) as cluster:
+        conf = {
+            **SMALL,
+            "spark.driver.host": DRIVER,
+            "spark.driver.bindAddress": DRIVER,
+            "spark.cores.max": "2",
+            "spark.executor.cores": "1",
+            "spark.executor.memory": "1g",
+            "links": {f"server-{index}": link for index, link in enumerate(links.values(), 1)},
+        }
+        yield cluster.master, json.dumps(conf)
+
+
+@NEEDS_ROOT
+@pytest.mark.timeout(300 + 120 * REPEATS * len(TABLE))
+@pytest.mark.parametrize("faults", [("link",), pytest.param((*FROM_THE_WORKER, "executor"), marks=FULL)])
+def test_faults_on_two_hosts(faults: tuple[str, ...], tmp_path: Path) -> None:
+    """On two machines, each with its own address, of which one is cut off."""
+    with settings_of_two_hosts(tmp_path / "cluster") as (master, conf):
+        arguments = (master, conf, "2", ",".join(faults), str(REPEATS))
+        check(run_script("faults.py", *arguments, folder=tmp_path, timeout=240 + 120 * REPEATS * len(faults)), faults)
