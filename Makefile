@@ -19,7 +19,7 @@ RUNTIME ?= 17.3
 RUNTIME_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12) python3.12)
 RUNTIME_BIN := .venv-$(RUNTIME)/bin
 
-.PHONY: help setup java demo test test-fast test-table test-wheel runtime test-runtime lint format conformance \
+.PHONY: help setup java demo test test-fast test-table faults test-wheel runtime test-runtime lint format conformance \
   conformance-runtime bench clean
 
 help: ## Show the commands
@@ -41,13 +41,16 @@ demo: setup ## Train on two real workers of a local Spark; metrics and model go 
 	$(BIN)/dbx-tf demo
 
 test: setup ## Run the tests, and of the conformance table its core
-	$(BIN)/python -m pytest -m 'not table'
+	$(BIN)/python -m pytest -m 'not table and not faults'
 
 test-fast: setup ## Run the tests that need no Spark, no training and no server
 	$(BIN)/python -m pytest -m 'not slow'
 
 test-table: setup ## Run what `make test` leaves out of the conformance table
 	$(BIN)/python -m pytest -m table
+
+faults: setup ## Break trainings in every way, on one and on two hosts, FAULT_REPEATS times (5) each
+	DBX_TF_FAULT_REPEATS=$(or $(FAULT_REPEATS),5) $(BIN)/python -m pytest tests/spark/test_faults.py
 
 test-wheel: setup ## Run the fast tests against the built wheel, away from the source
 	conf/test-wheel.sh $(BIN)/python
