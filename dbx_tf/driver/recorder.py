@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import IO, Any, Final
 
 from dbx_tf.driver.journal import NullJournal
@@ -25,6 +24,7 @@ from dbx_tf.driver.tracker import NullTracker
 from dbx_tf.errors import ClusterError, Failure
 from dbx_tf.wire import events
 from dbx_tf.wire.channel import ChannelAddress, Connection, connect, read_message
+from dbx_tf.worker.scratch import scratch_folder
 from dbx_tf.worker.task import Program
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -47,8 +47,8 @@ def record(program: Program, deputy: Deputy) -> Iterator[bytes]:
         with contextlib.suppress(RuntimeError):
             replace(program, address=address)()
         return
-    with tempfile.TemporaryDirectory(prefix="dbx_tf-", ignore_cleanup_errors=True) as folder:
-        file = Path(folder, "events")
+    with scratch_folder() as folder:
+        file = folder / "events"
         launcher = LocalLauncher([place])
         with file.open("wb") as target:
             recorder = _Recorder(launcher, program.num_workers, deputy, target)

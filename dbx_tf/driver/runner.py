@@ -29,6 +29,7 @@ from dbx_tf.driver.settings import Settings
 from dbx_tf.driver.supervisor import Outcome, Supervisor
 from dbx_tf.driver.tracker import NullTracker, Tracker
 from dbx_tf.errors import ClusterError, Failure, TrackingError, WorkerFailedError
+from dbx_tf.worker.scratch import scratch_folder
 from dbx_tf.worker.task import Program
 
 P = ParamSpec("P")
@@ -105,9 +106,7 @@ class _Run:
     def __enter__(self) -> _Run:
         with contextlib.ExitStack() as stack:
             stack.enter_context(sigterm_as_exit())
-            folder = Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="dbx_tf-", ignore_cleanup_errors=True))
-            )
+            folder = stack.enter_context(scratch_folder())
             tracking = self._runner.tracking
             self._tracker = Tracker(tracking, self._secrets) if tracking.enabled else NullTracker()
             stack.callback(lambda: self._tracker.finish(self._status))

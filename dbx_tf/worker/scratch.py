@@ -1,6 +1,6 @@
-"""The folder of a worker on its local disk.
+"""A folder on the local disk, of a worker or of the driver's, that goes away with its process.
 
-Runs on: workers, in the Spark task.
+Runs on: workers, in the Spark task; driver.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-_PREFIX: Final = "dbx_tf-worker-"
+_PREFIX: Final = "dbx_tf-run-"
 _LOCK: Final = ".lock"
 
 
@@ -22,7 +22,7 @@ _LOCK: Final = ".lock"
 def scratch_folder() -> Iterator[Path]:
     """A new folder that is removed in the end, also if this process is killed.
 
-    A process that waits for that does it; if it was killed too, the next worker on this host does.
+    A process that waits for that does it; if it was killed too, the next run on this host does.
     """
     import fcntl  # not on Windows, where `import dbx_tf` should work all the same
 

@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import run_script
+from .conftest import HERE, run_script, scratch_folders, spark_home, training_processes
 from .two_hosts import DRIVER, NEEDS_ROOT, two_host_cluster, two_hosts
 
 REPEATS = int(os.environ.get("DBX_TF_FAULT_REPEATS", "1"))
@@ -104,3 +107,34 @@ def test_faults_on_two_hosts(faults: tuple[str, ...], tmp_path: Path) -> None:
     with settings_of_two_hosts(tmp_path / "cluster") as (master, conf):
         arguments = (master, conf, "2", ",".join(faults), str(REPEATS))
         check(run_script("faults.py", *arguments, folder=tmp_path, timeout=240 + 120 * REPEATS * len(faults)), faults)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "master",
+    ["local[2]", pytest.param("", marks=FULL), pytest.param("local-cluster[2,1,1024]", marks=FULL)],
+    ids=["local", "no Spark", "local-cluster"],
+)
+def test_a_driver_that_is_gone(master: str, tmp_path: Path) -> None:
+    """Nobody is left to tell, and nothing is left: the workers notice."""
+    before = set(scratch_folders())
+    script = f"""
+import sys; sys.path.insert(0, {str(HERE)!r})
+import train_fns
+from dbx_tf import Runner, Tracking
+if {bool(master)}:
+    from pyspark.sql import SparkSession
+    SparkSession.builder.master({master!r}).config("spark.ui.enabled", "false").getOrCreate()
+Runner(num_slots=2, local_mode={not master}, tracking=Tracking(enabled=False)).run(train_fns.train_for_ever)
+"""
+    env = {**os.environ, "SPARK_HOME": str(spark_home(tmp_path))}
+    driver = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    assert any("replicas in sync" in line for line in driver.stdout)
+    assert len(training_processes()) == 2
+    driver.kill()
+    driver.communicate(timeout=20)
+    deadline = time.monotonic() + 20
+    while (left := [*training_processes(), *(set(scratch_folders()) - before)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []

@@ -2,6 +2,7 @@
 
 import http.server
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,6 @@ from . import train_fns
 from .conftest import CLASSIC
 
 OFF = Tracking(enabled=False)
-
-
-def is_classic(spark: Any) -> bool:
-    return "connect" not in type(spark).__module__
 
 
 def reads(path: str, batch_size: int = 64) -> str:
@@ -129,3 +126,18 @@ def test_hosts_that_are_not_there_are_refused(spark: Any) -> None:
         Runner(num_slots=2, require_hosts=3, tracking=OFF).run(train_fns.no_training)
     with pytest.raises(ClusterError, match=r"require_hosts=2; the cluster has 1 host"):
         Runner(num_slots=2, require_hosts=2, tracking=OFF).run(train_fns.no_training)
+
+
+@CLASSIC
+def test_workers_that_land_on_too_few_hosts_do_not_train(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the session does not tell its hosts, the workers do: it is refused within seconds, before TensorFlow."""
+    from dbx_tf.driver.spark_session import ClassicSession
+
+    monkeypatch.setattr(ClassicSession, "is_local", False)
+    monkeypatch.setattr(ClassicSession, "executors", lambda _: None)
+    started = time.monotonic()
+    with pytest.raises(ClusterError, match=r"require_hosts=2, but 2 workers are on one host.*spark\.task\.cpus"):
+        Runner(num_slots=2, require_hosts=2, tracking=OFF).run(train_fns.no_training)
+    assert time.monotonic() - started < 20
+    with pytest.raises(ConfigError, match="does not tell how many hosts"):
+        Runner(num_slots=2, require_hosts="all", tracking=OFF).run(train_fns.no_training)

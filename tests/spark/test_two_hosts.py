@@ -27,6 +27,11 @@ def test_both_servers_train(cluster: Cluster, store: str, tmp_path: Path, fresh_
     assert answers["addresses"] == [f"{NETWORK}.11", f"{NETWORK}.12"]
     assert answers["executors"] == ["0", "1"]
     assert answers["notices"] == []
+    assert "2 hosts, 2 executors, 2 cores" in answers["plan"]
+    assert "no problems found" in answers["plan"]
+    assert answers["plan_hosts"] == ["server-1", "server-2"]
+    assert "1 worker on a cluster of 2 servers: 1 will stand idle" in answers["plan_of_one_slot"]
+    assert "local_mode=True trains on the driver's machine alone, while 2 servers" in answers["plan_of_local_mode"]
     assert answers["model_uri"].startswith("models:/m-")
     alone = fresh_python("import train_fns\nvalue = train_fns.fit_and_return_weights()['history']['loss']")
     assert answers["loss"] == pytest.approx(alone, abs=1e-5)
