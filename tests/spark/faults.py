@@ -49,6 +49,10 @@ def train_until_broken(folder: str, victim: int, how: str) -> None:
                     raise ValueError("user bug")
                 while how == "hang":
                     time.sleep(0.1)
+                held = []
+                while how == "memory":
+                    held.append(b"x" * (1 << 24))
+                    time.sleep(0.01)
 
     x, y = train_fns.make_data()
     train_fns.make_model(tf).fit(x, y, epochs=1_000_000, batch_size=48, verbose=0, callbacks=[Breaking()])
@@ -90,6 +94,19 @@ def cut(links: dict[str, str], host: str) -> None:
     up.start()
 
 
+def memory_group() -> Path:
+    """A cgroup (version 1) for this process's own use."""
+    return Path(f"/sys/fs/cgroup/memory/dbx_tf_tests_{os.getpid()}")
+
+
+def limit_memory(pid: int) -> None:
+    """Give a process 200 MB more than it has."""
+    group = memory_group()
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(200 << 20))
+    (group / "cgroup.procs").write_text(str(pid))
+
+
 class Stage:
     """One Spark session, on which trainings are broken."""
 
@@ -98,10 +115,11 @@ class Stage:
         self.folder = Path(tempfile.mkdtemp(prefix="faults-"))
 
     def breaks(self, victim: int) -> dict[str, Callable[[], None]]:
-        """How to break a training from outside of it; `raise` and `hang` come from train_fn."""
+        """How to break a training from outside of it; `raise`, `hang` and `memory` come from train_fn."""
         return {
             "kill": lambda: os.kill(training_process(victim), signal.SIGKILL),
             "stop": lambda: os.kill(training_process(victim), signal.SIGSTOP),
+            "memory": lambda: limit_memory(training_process(victim)),
             "executor": lambda: os.kill(
                 ancestor(training_process(victim), b"CoarseGrainedExecutorBackend"), signal.SIGKILL
             ),
@@ -134,6 +152,8 @@ class Stage:
         except (WorkerFailedError, ClusterError, KeyboardInterrupt) as caught:
             error = caught
         seconds = time.monotonic() - broken_at[0]
+        if memory_group().exists():
+            memory_group().rmdir()
         fields = ("worker_index", "cause_type", "cause_message", "host", "traceback")
         return {
             "fault": how,

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,30 @@ def test_the_next_run_works(spark: Any, tracking: Tracking) -> None:
     with pytest.raises(WorkerFailedError):
         runner.run(train_fns.fail_on, worker_index=1, how="raise")
     assert len(runner.run(train_fns.fit_and_return_weights).history["loss"]) == 2
+
+
+@CLASSIC
+def test_slots_that_others_hold_are_not_waited_for_without_end(spark: Any, tracking: Tracking, client: Any) -> None:
+    """Spark starts no barrier task while another job holds the slots: the error says whom it waits for."""
+    held = threading.Thread(
+        target=lambda: spark.sparkContext.parallelize(range(2), 2).foreach(lambda _: time.sleep(20))
+    )
+    held.start()
+    started = time.monotonic()
+    with pytest.raises(ClusterError, match=r"start_timeout_seconds=5; Spark never started the task of worker 0, 1"):
+        Runner(num_slots=2, tracking=tracking, start_timeout_seconds=5).run(train_fns.no_training)
+    assert time.monotonic() - started < 15
+    held.join()
+
+
+def test_a_run_ends_in_time(tracking: Tracking, client: Any) -> None:
+    """After timeout_seconds it is over, with a stack of each worker, and the MLflow run has failed."""
+    runner = Runner(num_slots=2, local_mode=True, tracking=tracking, timeout_seconds=15)
+    with pytest.raises(WorkerFailedError, match=r"ended after timeout_seconds=15") as caught:
+        runner.run(train_fns.train_for_ever)
+    assert caught.value.cause_type == "Timeout"
+    assert caught.value.traceback.count("in train_for_ever") == 2
+    assert client.get_run(caught.value.run_id).info.status == "FAILED"
 
 
 def test_an_unpicklable_value_costs_nothing_but_itself(spark: Any, tracking: Tracking, client: Any) -> None:

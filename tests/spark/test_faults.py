@@ -38,11 +38,13 @@ TABLE = {
     "stop": Told(("Unresponsive", "Stalled"), "is stopped (SIGSTOP)", 60),
     "hang": Told(("Stalled",), "in on_epoch_end", 45),
     "task": Told(("TaskLost",), "the Spark task was lost", 20),
+    "memory": Told(("ProcessKilled",), "memory ran out on its server", 60),
     "executor": Told(("TaskLost",), "the Spark task was lost", 20),
     "link": Told(("TaskLost", "Unresponsive"), "", 60),
     "interrupt": Told((), "", 30, error="KeyboardInterrupt"),
 }
-FROM_THE_WORKER = ("raise", "kill", "stop", "hang", "task", "interrupt")
+CAN_LIMIT_MEMORY = os.geteuid() == 0 and os.access("/sys/fs/cgroup/memory/cgroup.procs", os.W_OK)
+FROM_THE_WORKER = ("raise", "kill", "stop", "hang", "task", "interrupt", *(["memory"] if CAN_LIMIT_MEMORY else []))
 
 
 def check(answers: Any, faults: tuple[str, ...]) -> None:
