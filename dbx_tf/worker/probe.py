@@ -72,7 +72,7 @@ class Probe:
         context: Any = BarrierTaskContext.get()
         place = self.program.find_place()
         try:
-            with held_port() as port:  # until all have tried to reach it
+            with held_port(place.ip) as port:  # until all have tried to reach it
                 addresses = context.allGather(join_address(place.ip, port))
                 own = json.dumps(asdict(self.look(place, addresses)))
                 return [Finding(**json.loads(text)) for text in context.allGather(own)]

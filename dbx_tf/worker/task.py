@@ -20,7 +20,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Final
 
@@ -131,8 +131,8 @@ class Program:
         gpus = sorted(resource.addresses if resource else (), key=lambda a: (len(a), a))
         if len(gpus) < self.gpus_per_worker:
             error = f"Spark gave this task the GPUs {gpus}, but it needs {self.gpus_per_worker}"
-            return Place(index, place.ip, place.executor, error=error)
-        return Place(index, place.ip, place.executor, tuple(environment.visible(gpus)[: self.gpus_per_worker]))
+            return replace(place, error=error)
+        return replace(place, gpus=tuple(environment.visible(gpus)[: self.gpus_per_worker]))
 
 
 def run_worker(program: Program, place: Place) -> None:
@@ -158,7 +158,7 @@ def _run_attempt(
     program: Program, place: Place, connection: Connection, logs: Outbox, inbox: _Inbox, attempt: int
 ) -> int | None:
     """One start of the training process. Returns the number of the next attempt, or None when all is done."""
-    with held_port() as port, scratch_folder() as folder:
+    with held_port(place.ip) as port, scratch_folder() as folder:
         connection.send(_joined(place, attempt, port))
         command, payload = inbox.get(attempt)
         if not isinstance(command, Start):
@@ -281,9 +281,13 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def held_port() -> Iterator[int]:
-    """A port that nobody else can bind until TensorFlow has: bound here, not listening, shared by SO_REUSEPORT."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
+def held_port(ip: str) -> Iterator[int]:
+    """A port of this kind of address that nobody else can bind until TensorFlow has.
+
+    It is bound here, not listening, and shared by SO_REUSEPORT; TensorFlow binds it for both kinds of addresses.
+    """
+    family, any_address = (socket.AF_INET6, "::") if ":" in ip else (socket.AF_INET, "")
+    with socket.socket(family, socket.SOCK_STREAM) as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind(("", 0))
+        holder.bind((any_address, 0))
         yield holder.getsockname()[1]

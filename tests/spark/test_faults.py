@@ -85,6 +85,18 @@ def test_faults_on_one_host(master: str, num_workers: int, faults: tuple[str, ..
     check(run_script("faults.py", *arguments, folder=tmp_path, timeout=240 + 60 * REPEATS * len(faults)), faults)
 
 
+@FULL
+@pytest.mark.timeout(300)
+def test_a_host_with_ipv6_addresses_alone(tmp_path: Path) -> None:
+    """Spark, the channel and TensorFlow over ::1."""
+    conf = {**SMALL, "spark.driver.host": "[::1]", "spark.driver.bindAddress": "::1"}
+    java = os.environ.get("SPARK_SUBMIT_OPTS", "") + " -Djava.net.preferIPv6Addresses=true"
+    env = {"SPARK_LOCAL_IP": "::1", "SPARK_PREFER_IPV6": "True", "SPARK_SUBMIT_OPTS": java}
+    faults = ("raise", "task")
+    arguments = ("local[2]", json.dumps(conf), "2", ",".join(faults), str(REPEATS))
+    check(run_script("faults.py", *arguments, folder=tmp_path, env=env), faults)
+
+
 @contextmanager
 def settings_of_two_hosts(folder: Path) -> Iterator[tuple[str, str]]:
     """Master and settings of a cluster of two hosts, whose links can be cut."""

@@ -182,9 +182,9 @@ def test_a_lost_port_is_replaced(tracking: Tracking, monkeypatch: pytest.MonkeyP
     thief = socket.create_server(("", 0))
     original, calls = task.held_port, []
 
-    def stolen_once() -> Any:
+    def stolen_once(ip: str) -> Any:
         calls.append(1)
-        return _port(thief.getsockname()[1]) if len(calls) == 1 else original()
+        return _port(thief.getsockname()[1]) if len(calls) == 1 else original(ip)
 
     monkeypatch.setattr(task, "held_port", stolen_once)
     with thief:
