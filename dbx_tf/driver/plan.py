@@ -159,7 +159,9 @@ def make_plan(
     problems += checks.check_hosts(settings.require_hosts, num_workers, place.num_hosts)
     problems += checks.check_versions(versions, num_workers, env)
     problems += checks.check_code(used, env)
-    problems += checks.check_paths(used, has_servers=launcher is not None and launcher.has_servers)
+    if launcher is not None:
+        is_elsewhere = launcher.has_servers and set(place.executors or ()) != {launcher.host}
+        problems += checks.check_paths(used, has_servers=is_elsewhere)
     num_hosts_required = (place.num_hosts or 1) if settings.require_hosts == "all" else settings.require_hosts or 1
     findings: Sequence[Finding] = ()
     if probe and launcher is not None and not any(problem.level == "error" for problem in problems):

@@ -252,10 +252,11 @@ def _is_warning(record: logging.LogRecord) -> bool:
 
 
 def _first_python_error(text: str) -> str:
-    """The last line of the first Python traceback in a JVM error, or the error's first line."""
+    """The last line of the first Python traceback in a JVM error, or what the JVM says."""
     marker = "Traceback (most recent call last):"
     if marker not in text:
-        return text.strip().splitlines()[0] if text.strip() else "Spark ended the job"
+        said = [line for line in text.splitlines() if line.strip() and not line.startswith("An error occurred while")]
+        return re.sub(r"^:? ?([\w$]+\.)+\w+: ", "", said[0]).strip() if said else "Spark ended the job"
     block = text.partition(marker)[2].split("\n\n")[0].split("\n\tat ")[0]
     lines = [line for line in block.splitlines() if line and not line.startswith((" ", "\t"))]
     return lines[-1] if lines else text.splitlines()[0]

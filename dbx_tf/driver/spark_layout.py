@@ -20,6 +20,8 @@ from dbx_tf.errors import Problem
 _REGISTRATION_SECONDS: Final = 30.0
 """So long after an application's start executors may still come (spark.scheduler.maxRegisteredResourcesWaitingTime)."""
 
+_most_slots: dict[str, int] = {}
+"""Tasks that each Spark application has been seen to run at once (count), by application id."""
 _SCALING: Final = "spark.databricks.clusterUsageTags.clusterScalingType"
 """Set by Databricks: autoscaling or fixed_size."""
 
@@ -149,11 +151,14 @@ def _whole_number(amount: str | None) -> int:
 
 
 def _wait_for_slots(session: Session, gpus: Gpus, num_tasks: int) -> int:
-    """Count the slots; in an application that has just started, give its executors the time to register."""
+    """Count the slots; executors of an application that has just started, or has lost some, get time to register."""
+    application = session.get("spark.app.id") or ""
     started = int(session.get("spark.app.startTime") or 0) / 1000
-    deadline = time.monotonic() + _REGISTRATION_SECONDS - (time.time() - started)
+    age = 0.0 if _most_slots.get(application, 0) >= num_tasks else time.time() - started
+    deadline = time.monotonic() + _REGISTRATION_SECONDS - age
     while (available := session.count_slots(gpus)) < num_tasks:
         if session.is_local or time.monotonic() > deadline:
             break
         time.sleep(0.2)
+    _most_slots[application] = max(available, _most_slots.get(application, 0))
     return available

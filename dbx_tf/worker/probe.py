@@ -82,7 +82,7 @@ class Probe:
     def look(self, place: Place, addresses: Sequence[str] = ()) -> Finding:
         """Look around here; does not raise, since the others wait."""
         tensorflow_error, num_gpus = _import_tensorflow(self.program, place)
-        scratch = tempfile.gettempdir()
+        scratch, free = _disk()
         return Finding(
             worker_index=place.worker_index,
             host=socket.gethostname(),
@@ -91,7 +91,7 @@ class Probe:
             place_error=place.error,
             tensorflow_error=tensorflow_error,
             num_gpus=num_gpus,
-            free_disk_bytes=shutil.disk_usage(scratch).free,
+            free_disk_bytes=free,
             scratch_dir=scratch,
             peer_error=find_unreachable(addresses, place.worker_index),
             driver_error=self._try_driver(place.worker_index),
@@ -104,6 +104,15 @@ class Probe:
         except ClusterError as error:
             return str(error)
         return ""
+
+
+def _disk() -> tuple[str, int]:
+    """The folder for temporary files, and what is free there; without one, nothing is."""
+    try:
+        folder = tempfile.gettempdir()
+        return folder, shutil.disk_usage(folder).free
+    except OSError as error:
+        return str(error), 0
 
 
 def _exists(path: str) -> bool:

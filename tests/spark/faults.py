@@ -125,6 +125,7 @@ class Stage:
             ),
             "task": lambda: os.kill(ancestor(training_process(victim), b"pyspark"), signal.SIGKILL),
             "link": lambda: cut(self.links, f"server-{victim + 1}"),
+            "cancel": self.spark.sparkContext.cancelAllJobs,
             "interrupt": lambda: signal.raise_signal(signal.SIGINT),
         }
 

@@ -41,10 +41,20 @@ TABLE = {
     "memory": Told(("ProcessKilled",), "memory ran out on its server", 60),
     "executor": Told(("TaskLost",), "the Spark task was lost", 20),
     "link": Told(("TaskLost", "Unresponsive"), "", 60),
+    "cancel": Told(("SparkJobFailed",), "cancel", 20),
     "interrupt": Told((), "", 30, error="KeyboardInterrupt"),
 }
 CAN_LIMIT_MEMORY = os.geteuid() == 0 and os.access("/sys/fs/cgroup/memory/cgroup.procs", os.W_OK)
-FROM_THE_WORKER = ("raise", "kill", "stop", "hang", "task", "interrupt", *(["memory"] if CAN_LIMIT_MEMORY else []))
+FROM_THE_WORKER = (
+    "raise",
+    "kill",
+    "stop",
+    "hang",
+    "task",
+    "cancel",
+    "interrupt",
+    *(["memory"] if CAN_LIMIT_MEMORY else []),
+)
 
 
 def check(answers: Any, faults: tuple[str, ...]) -> None:
@@ -58,6 +68,7 @@ def check(answers: Any, faults: tuple[str, ...]) -> None:
         if told.causes:
             assert broken["cause_type"] in told.causes, broken
             assert told.text in broken["cause_message"], broken
+        if told.causes and broken["fault"] != "cancel":
             assert broken["worker_index"] == broken["victim"], broken
             assert broken["host"], broken
         if broken["fault"] == "hang":
