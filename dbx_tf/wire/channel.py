@@ -30,7 +30,8 @@ MAX_LINE_BYTES: Final = 4 << 20
 _MAX_HELLO_BYTES: Final = 4096
 _HELLO_TIMEOUT_SECONDS: Final = 10.0
 _CONNECT_TIMEOUT_SECONDS: Final = 30.0
-_SILENCE_SECONDS: Final = 10
+_SILENCE_SECONDS: Final = 30
+"""Clouds freeze servers for so long when they move them (Azure: up to 30 s), which is no reason to give them up."""
 _BODY_IN_MEMORY_BYTES: Final = 1 << 20
 _CONNECTIONS_PER_WORKER: Final = 8
 
@@ -153,12 +154,12 @@ def connect(
 
 
 def _notice_silence(sock: socket.socket) -> None:
-    """Have the kernel end the connection when the other host has not answered for about ten seconds.
+    """Have the kernel end the connection when the other host has not answered for half a minute.
 
     Otherwise a link that is cut, or a host that is gone, would look like one that has nothing to say.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": _SILENCE_SECONDS * 1000}
+    options = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": _SILENCE_SECONDS * 1000}
     for name, value in options.items():
         if hasattr(socket, name):  # Linux has all of them
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
