@@ -51,7 +51,7 @@ class RunPlan:
     threads_per_worker: int | None
     """TensorFlow's threads within an operation (count); None: it takes a thread for each core of the server."""
     global_batch_size: int | None
-    """Rows of a step over all workers, if `batch_size` or `global_batch_size` is an argument of train_fn."""
+    """Rows of a step over all workers, if train_fn has an argument `batch_size` or `global_batch_size`."""
     strategy: str
     """What train_fn trains with."""
     tracking_uri: str | None
@@ -186,7 +186,7 @@ def make_plan(
         num_executors=len(place.executors) if place.executors and not is_local else None,
         cores=place.cores,
         threads_per_worker=int(threads) if threads.isdigit() and int(threads) else None,
-        global_batch_size=_batch_size(kwargs),
+        global_batch_size=_batch_size(used.arguments),
         strategy=checks.describe_strategy(used, num_workers),
         tracking_uri=settings.tracking.resolved_uri() if settings.tracking.enabled else None,
         versions=versions,
@@ -203,9 +203,9 @@ def _in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     return tuple(sorted(dict.fromkeys(problems), key=lambda problem: problem.level != "error"))
 
 
-def _batch_size(kwargs: Mapping[str, Any]) -> int | None:
-    sizes = [kwargs[name] for name in _BATCH_ARGUMENTS if type(kwargs.get(name)) is int and kwargs[name] > 0]
-    return sizes[0] if sizes else None
+def _batch_size(arguments: Mapping[str, Any]) -> int | None:
+    given = [arguments.get(name) for name in _BATCH_ARGUMENTS]
+    return next((size for size in given if type(size) is int and size > 0), None)
 
 
 def _launcher_name(settings: Settings) -> str:

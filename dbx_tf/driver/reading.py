@@ -29,17 +29,24 @@ class Used:
     """Global names and attributes."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Literals and text arguments, each with where it is."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What train_fn is called with: the arguments given, and the defaults of the others."""
 
 
 def read(train_fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> Used:
-    """Read train_fn, the functions and classes of the caller's that it uses, and the arguments it is given."""
+    """Read train_fn, the functions and classes of the caller's that it uses, and its arguments, which have to fit."""
     modules, names, texts = set[str](), set[str](), dict[str, str]()
     for code in _codes(train_fn, set(), modules):
         names.update(code.co_names)
         modules.update(i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME")
         texts.update({text: f"in {code.co_name}" for text in code.co_consts if isinstance(text, str)})
-    texts.update({str(v): f"argument {name}" for name, v in kwargs.items() if isinstance(v, str | Path)})
-    return Used(frozenset(modules), frozenset(names), texts)
+    arguments = dict(kwargs)
+    with contextlib.suppress(ValueError):  # a builtin without a signature
+        bound = inspect.signature(train_fn).bind(**kwargs)
+        bound.apply_defaults()
+        arguments = {**bound.arguments, **kwargs}
+    texts.update({str(v): f"argument {name}" for name, v in arguments.items() if isinstance(v, str | Path)})
+    return Used(frozenset(modules), frozenset(names), texts, arguments)
 
 
 def _codes(obj: Any, seen: set[int], modules: set[str]) -> Iterator[types.CodeType]:
@@ -47,23 +54,23 @@ def _codes(obj: Any, seen: set[int], modules: set[str]) -> Iterator[types.CodeTy
     if id(obj) in seen:
         return
     seen.add(id(obj))
-    match obj:
-        case types.ModuleType():
-            modules.add(obj.__name__)
-        case functools.partial():
-            yield from _codes(obj.func, seen, modules)
-        case types.MethodType() | staticmethod() | classmethod():
-            yield from _codes(obj.__func__, seen, modules)
-        case type() if _is_callers(obj):
-            for member in vars(obj).values():
-                yield from _codes(member, seen, modules)
-        case types.FunctionType() if _is_callers(obj):
-            yield from _nested(obj.__code__)
-            yield from _codes(getattr(obj, "__wrapped__", None), seen, modules)
-            with contextlib.suppress(ValueError):  # a variable that has no value yet
-                variables = inspect.getclosurevars(obj)
-                for value in (*variables.globals.values(), *variables.nonlocals.values()):
-                    yield from _codes(value, seen, modules)
+    kind = type(obj)  # not isinstance, which asks the object: it may stand for another that is not there
+    if issubclass(kind, types.ModuleType):
+        modules.add(obj.__name__)
+    elif issubclass(kind, functools.partial):
+        yield from _codes(obj.func, seen, modules)
+    elif issubclass(kind, types.MethodType | staticmethod | classmethod):
+        yield from _codes(obj.__func__, seen, modules)
+    elif issubclass(kind, type) and _is_callers(obj):
+        for member in vars(obj).values():
+            yield from _codes(member, seen, modules)
+    elif issubclass(kind, types.FunctionType) and _is_callers(obj):
+        yield from _nested(obj.__code__)
+        yield from _codes(getattr(obj, "__wrapped__", None), seen, modules)
+        with contextlib.suppress(ValueError):  # a variable that has no value yet
+            variables = inspect.getclosurevars(obj)
+            for value in (*variables.globals.values(), *variables.nonlocals.values()):
+                yield from _codes(value, seen, modules)
 
 
 def _is_callers(obj: Any) -> bool:

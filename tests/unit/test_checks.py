@@ -75,7 +75,7 @@ def helper() -> Any:
     return Callback()
 
 
-def uses_both() -> Any:
+def uses_both(path: Any = None, epochs: int = 1) -> Any:
     return helper(), tf_keras.layers.Dense(1)
 
 
@@ -92,6 +92,32 @@ def test_code_is_read_through_what_it_calls() -> None:
     assert used.texts["/data/x"] == "argument path"
     assert "Dense" in used.names
     assert len(used.names) < 40
+
+
+class Absent:
+    """Stands for something that is not there, as a lazy object does."""
+
+    @property  # type: ignore[misc]  # the point of it
+    def __class__(self) -> Any:
+        raise RuntimeError("nothing is bound here")
+
+
+ABSENT = Absent()
+
+
+def test_what_can_not_be_read_is_passed_over() -> None:
+    """Reading hints must not keep anybody from training."""
+
+    def train_fn(batch_size: int = 32, **others: Any) -> Any:
+        return ABSENT, later
+
+    used = read(train_fn, {"rate": 0.1})
+    later = 1
+    assert used.arguments["batch_size"] == 32
+    assert used.arguments["rate"] == 0.1
+    assert "ABSENT" in used.names
+    assert later
+    assert read(print, {}).names == frozenset()
 
 
 def texts_of(problems: Any) -> str:
