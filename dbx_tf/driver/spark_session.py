@@ -89,13 +89,12 @@ class ClassicSession(Session):
     def executors(self) -> tuple[str, ...] | None:
         """From Spark's status tracker, in which the driver counts as an executor."""
         try:
-            jvm = self._context._jsc.sc()
-            own = self._context._jvm.org.apache.spark.SparkEnv.get().blockManager().blockManagerId().port()
-            executors = [(info.host(), info.port()) for info in jvm.statusTracker().getExecutorInfos()]
+            hosts = [info.host() for info in self._context._jsc.sc().statusTracker().getExecutorInfos()]
         except Exception:  # noqa: BLE001  # as in count_slots
             return None
-        driver = self.get("spark.driver.host")
-        return tuple(host for host, port in executors if (host, port) != (driver, own)) or None
+        with contextlib.suppress(ValueError):
+            hosts.remove(self.get("spark.driver.host"))
+        return tuple(hosts) or None
 
     def count_cores(self) -> int | None:
         """Spark's default parallelism, unless that was set to something else."""

@@ -81,17 +81,26 @@ def test_the_next_run_works(spark: Any, tracking: Tracking) -> None:
 
 
 @CLASSIC
-def test_slots_that_others_hold_are_not_waited_for_without_end(spark: Any, tracking: Tracking, client: Any) -> None:
+def test_slots_that_others_hold_are_not_waited_for_without_end(spark: Any, tracking: Tracking, tmp_path: Path) -> None:
     """Spark starts no barrier task while another job holds the slots: the error says whom it waits for."""
-    held = threading.Thread(
-        target=lambda: spark.sparkContext.parallelize(range(2), 2).foreach(lambda _: time.sleep(20))
-    )
-    held.start()
-    started = time.monotonic()
-    with pytest.raises(ClusterError, match=r"start_timeout_seconds=5; Spark never started the task of worker 0, 1"):
-        Runner(num_slots=2, tracking=tracking, start_timeout_seconds=5).run(train_fns.no_training)
-    assert time.monotonic() - started < 15
-    held.join()
+    let_go = tmp_path / "let_go"
+
+    def hold(index: int) -> None:
+        (tmp_path / f"holding_{index}").touch()
+        while not let_go.exists():
+            time.sleep(0.1)
+
+    holder = threading.Thread(target=spark.sparkContext.parallelize(range(2), 2).foreach, args=(hold,))
+    holder.start()
+    try:
+        while len(list(tmp_path.glob("holding_*"))) < 2:
+            time.sleep(0.1)
+        runner = Runner(num_slots=2, tracking=tracking, start_timeout_seconds=5)
+        with pytest.raises(ClusterError, match=r"start_timeout_seconds=5; Spark never started the task of worker 0, 1"):
+            runner.run(train_fns.no_training)
+    finally:
+        let_go.touch()
+        holder.join(60)
 
 
 def test_a_run_ends_in_time(tracking: Tracking, client: Any) -> None:

@@ -186,7 +186,6 @@ def test_a_worker_that_is_left_behind_is_told(stage: Stage) -> None:
     assert all(isinstance(received(task), events.Start) for task in tasks)
     trainings = [stage.training(index) for index in (0, 1)]
     trainings[1].send(events.Finished())
-    tasks[1].send(events.Exited(exit_code=0, log_tail=[]))
     assert received(tasks[0]) == events.Inspect()
     tasks[0].send(waiting("File x"))
     failure = stage.outcome().failure
