@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dbx_tf import Runner, Tracking
+from dbx_tf import Runner, Tracking, WorkerFailedError
 
 from .cases import CASES, Case, run_cases
 from .cases.runs import FIXED, run_cases_without_fixes
@@ -181,7 +181,14 @@ def unfixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The outcomes of the cases that need a fix, without it."""
     folder = tmp_path_factory.mktemp("unfixed")
     runner = Runner(num_slots=2, local_mode=True, tracking=Tracking(enabled=False))
-    runner.run(run_cases_without_fixes, folder=str(folder))
+    for _ in range(3):
+        names = [name for name in FIXED if len(list(folder.glob(f"{name}.?.pkl"))) < 2]
+        try:
+            runner.run(run_cases_without_fixes, folder=str(folder), names=names)
+            break
+        except WorkerFailedError as error:  # Keras's own loop is seldom killed when it drops an iterator
+            if error.cause_type != "ProcessKilled":
+                raise
     return folder
 
 
