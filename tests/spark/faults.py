@@ -73,9 +73,19 @@ def processes(part: bytes) -> dict[int, dict[bytes, bytes]]:
 
 def training_process(worker_index: int) -> int:
     """Process id of a worker's training process."""
+    return _find(worker_index)[0]
+
+
+def training_address(worker_index: int) -> str:
+    """Address of a worker's host; Spark gives each task to any of the executors."""
+    return str(_find(worker_index)[1]["cluster"]["worker"][worker_index]).rpartition(":")[0]
+
+
+def _find(worker_index: int) -> tuple[int, Any]:
     for pid, environ in processes(b"dbx_tf.worker.process").items():
-        if json.loads(environ[b"TF_CONFIG"])["task"]["index"] == worker_index:
-            return pid
+        config = json.loads(environ[b"TF_CONFIG"])
+        if config["task"]["index"] == worker_index:
+            return pid, config
     raise AssertionError(f"worker {worker_index} has no training process")
 
 
@@ -86,9 +96,9 @@ def ancestor(pid: int, part: bytes) -> int:
     return pid
 
 
-def cut(links: dict[str, str], host: str) -> None:
-    """Take a host's link down for a while."""
-    set_link = ["ip", "link", "set", links[host]]
+def cut(link: str) -> None:
+    """Take a link down for a while."""
+    set_link = ["ip", "link", "set", link]
     subprocess.run([*set_link, "down"], check=True, timeout=30)
     up = threading.Timer(CUT_SECONDS, subprocess.run, args=([*set_link, "up"],), kwargs={"timeout": 30})
     up.start()
@@ -124,7 +134,7 @@ class Stage:
                 ancestor(training_process(victim), b"CoarseGrainedExecutorBackend"), signal.SIGKILL
             ),
             "task": lambda: os.kill(ancestor(training_process(victim), b"pyspark"), signal.SIGKILL),
-            "link": lambda: cut(self.links, f"server-{victim + 1}"),
+            "link": lambda: cut(self.links[training_address(victim)]),
             "cancel": self.spark.sparkContext.cancelAllJobs,
             "interrupt": lambda: signal.raise_signal(signal.SIGINT),
         }

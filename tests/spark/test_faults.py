@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from .conftest import HERE, run_script, scratch_folders, spark_home, training_processes
-from .two_hosts import DRIVER, NEEDS_ROOT, two_host_cluster, two_hosts
+from .two_hosts import DRIVER, NEEDS_ROOT, NETWORK, two_host_cluster, two_hosts
 
 REPEATS = int(os.environ.get("DBX_TF_FAULT_REPEATS", "1"))
 SMALL = {"spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
@@ -119,7 +119,7 @@ def settings_of_two_hosts(folder: Path) -> Iterator[tuple[str, str]]:
             "spark.cores.max": "2",
             "spark.executor.cores": "1",
             "spark.executor.memory": "1g",
-            "links": {f"server-{index}": link for index, link in enumerate(links.values(), 1)},
+            "links": {f"{NETWORK}.1{index}": link for index, link in enumerate(links.values(), 1)},
         }
         yield cluster.master, json.dumps(conf)
 
